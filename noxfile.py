@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every check and every way to run this repository, each in an environment of its own.
+
+`nox` runs all that needs no GPU. Sessions share no state, so several may run at once: each installs into and
+writes under its own folder of .nox, byte code and caches included. Every installation is bound by
+constraints.txt. Sessions that need GPUs fail where there are too few; they never pass by skipping.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from tools.workspace import Package, layers, load_toml, package, with_dependencies  # noqa: E402
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.error_on_external_run = True
+
+PACKAGES = layers()
+TEST_SESSIONS = {f"tests-{each.short_name}": each for each in PACKAGES}
+nox.options.sessions = ["lint", "types", "tests", *TEST_SESSIONS, "wheels", "integration", "docs"]
+
+CONSTRAINTS = str(ROOT / "constraints.txt")
+ON_CPU = "not gpu and not multi_gpu and not multiprocess_cpu"
+WORKERS = ["-n", "auto", "--maxprocesses", "8"]
+
+
+def group(name: str) -> list[str]:
+    """The requirements of one dependency group."""
+    return nox.project.dependency_groups(load_toml(ROOT / "pyproject.toml"), name)
+
+
+def scratch(session: nox.Session) -> Path:
+    """The session's own folder, and an environment in which nothing is written elsewhere."""
+    folder = Path(session.create_tmp()).resolve()
+    session.env.update(
+        HYPOTHESIS_STORAGE_DIRECTORY=str(folder / "hypothesis"),
+        MYPY_CACHE_DIR=str(folder / "mypy"),
+        RUFF_CACHE_DIR=str(folder / "ruff"),
+        PYTHONPYCACHEPREFIX=str(folder / "pycache"),
+        PYTHONDONTWRITEBYTECODE="",
+        # Two names for one thing: pip took build environments out of the first in release 25.3.
+        PIP_CONSTRAINT=CONSTRAINTS,
+        PIP_BUILD_CONSTRAINT=CONSTRAINTS,
+    )
+    return folder
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install, leaving byte code to the first import: PyTorch has more modules than anyone loads."""
+    session.install("--no-compile", *requirements)
+
+
+def build_wheels(session: nox.Session, packages: Sequence[Package], folder: Path) -> list[str]:
+    """Build `packages` into `folder` and return the wheels' paths, in the same order."""
+    shutil.rmtree(folder, ignore_errors=True)
+    roots = [str(each.root) for each in packages]
+    session.run("python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), *roots, silent=True)
+    return [str(next(folder.glob(f"{each.import_name}-*.whl"))) for each in packages]
+
+
+def install_everything(session: nox.Session, *requirements: str) -> None:
+    """Install every package from this tree, editable, and `requirements`."""
+    editable = [argument for each in PACKAGES for argument in ("--editable", str(each.root))]
+    install(session, *editable, *requirements)
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest; its cache goes to the session's folder."""
+    cache = Path(session.create_tmp()).resolve() / "pytest"
+    session.run("python", "-m", "pytest", "-o", f"cache_dir={cache}", *arguments)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff, formatting, spelling, licence tags, workflow files."""
+    scratch(session)
+    install(session, *group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+    session.run("typos")
+    session.run("python", "-m", "tools.check_spdx")
+    workflows = [str(path) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    if shutil.which("actionlint"):
+        session.run("actionlint", *workflows, external=True)
+    else:
+        session.log("actionlint is not on PATH; the ci workflow runs it")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, on sources, tests and scripts."""
+    scratch(session)
+    install(session, *group("types"))
+    session.run("python", "-m", "tools.typecheck", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every package's CPU tests and the repository's, in one environment."""
+    scratch(session)
+    install_everything(session, *group("repository"))
+    pytest(session, *WORKERS, "-m", ON_CPU, *session.posargs)
+
+
+def isolated_tests(session: nox.Session) -> None:
+    """One package's CPU tests, with its wheel and what that declares, and nothing else of ours."""
+    folder = scratch(session)
+    tested = TEST_SESSIONS[session.name]
+    wheels = build_wheels(session, with_dependencies(tested), folder / "wheels")
+    install(session, *wheels, *group("test"))
+    pytest(session, *WORKERS, "-m", ON_CPU, str(tested.tests), *session.posargs)
+
+
+for _name in TEST_SESSIONS:
+    nox.session(isolated_tests, name=_name)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the named packages (all by default) and try each wheel alone. They stay in tmp/dist."""
+    folder = scratch(session)
+    install(session, "build", "virtualenv")
+    dist = folder / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for tested in [package(name) for name in session.posargs] or PACKAGES:
+        session.run("python", "-m", "build", "--outdir", str(dist), str(tested.root), silent=True)
+        below = with_dependencies(tested)[:-1]
+        needed = build_wheels(session, below, folder / "dependencies") if below else []
+        wheel = next(dist.glob(f"{tested.import_name}-*.whl"))
+        fresh = folder / f"fresh-{tested.short_name}"
+        session.run("python", "-m", "virtualenv", "--clear", str(fresh), silent=True)
+        python = str(fresh / "bin" / "python")
+        pip = [python, "-m", "pip", "install", "--no-compile", *needed, str(wheel)]
+        session.run(*pip, silent=True, external=True)
+        smoke = [python, "-I", str(ROOT / "tools" / "smoke.py"), tested.name, tested.version]
+        session.run(*smoke, external=True)
+
+
+def torchrun(session: nox.Session, ranks: int, *arguments: str) -> None:
+    """Run the multi-process suites with one process per rank; rank 0 prints, the others only if one fails."""
+    logs = Path(session.create_tmp()).resolve() / "ranks"
+    shutil.rmtree(logs, ignore_errors=True)
+    suites = [str(folder) for each in PACKAGES if (folder := each.tests / "multiprocess").is_dir()]
+    quiet = [f"--redirects={','.join(f'{rank}:3' for rank in range(1, ranks))}"] if ranks > 1 else []
+    launcher = ["--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", *quiet]
+    plugins = ["-p", "no:xdist", "-p", "no:cacheprovider", "-p", "tools.require_pass"]
+    try:
+        session.run("torchrun", *launcher, "-m", "pytest", *plugins, *suites, *arguments)
+    except CommandFailed:
+        for log in sorted(logs.rglob("std*.log")):
+            if text := log.read_text(encoding="utf-8", errors="replace").strip():
+                session.log(f"rank {log.parent.name}, {log.stem}:\n{text}")
+        raise
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """All wheels together: the commands, and two processes that exchange over the CPU."""
+    folder = scratch(session)
+    install(session, *build_wheels(session, PACKAGES, folder / "wheels"), *group("test"))
+    for command in (["doctor"], ["demo", "--m", "33", "--n", "256", "--k", "512"]):
+        answer = session.run("dsv4-gemm-rs", *command, "--json", silent=True, stderr=None)
+        session.log(f"{command[0]} answers {', '.join(json.loads(str(answer)))}")
+    torchrun(session, 2, "-m", "multiprocess_cpu", *session.posargs)
+
+
+def require_gpus(session: nox.Session, count: int) -> None:
+    """End the session with one line unless the driver lists `count` GPUs; costs no installation."""
+    listing = ""
+    if program := shutil.which("nvidia-smi"):
+        listing = subprocess.run([program, "-L"], check=False, capture_output=True, text=True).stdout
+    found = sum(line.startswith("GPU ") for line in listing.splitlines())
+    if found < count:
+        session.error(f"needs {count} GPU(s), nvidia-smi lists {found}")
+
+
+def require_devices(session: nox.Session, count: int) -> None:
+    """End the session with one line unless PyTorch, as installed here, can use `count` devices."""
+    program = "import torch; print(torch.cuda.device_count())"
+    found = int(str(session.run("python", "-c", program, silent=True, stderr=None, log=False)))
+    if found < count:
+        session.error(f"needs {count} GPU(s), PyTorch can use {found} of those that nvidia-smi lists")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Tests for one GPU, with virtual ranks."""
+    require_gpus(session, 1)
+    scratch(session)
+    install_everything(session, *group("repository"))
+    require_devices(session, 1)
+    pytest(session, "-p", "tools.require_pass", "-m", "gpu", *session.posargs)
+
+
+def tensor_parallel(session: nox.Session) -> None:
+    """The multi-process suites with one GPU per rank."""
+    ranks = int(session.name.removeprefix("gpu_tp"))
+    require_gpus(session, ranks)
+    scratch(session)
+    install_everything(session, *group("test"))
+    require_devices(session, ranks)
+    torchrun(session, ranks, "-m", "multi_gpu", *session.posargs)
+
+
+for _ranks in (2, 4, 8):
+    nox.session(tensor_parallel, name=f"gpu_tp{_ranks}")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The operation itself, on whatever this machine has; arguments go to the command."""
+    scratch(session)
+    install_everything(session)
+    session.run("dsv4-gemm-rs", "demo", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks; arguments go to the command."""
+    scratch(session)
+    install_everything(session, *package("dsv4-gemm-rs").project["optional-dependencies"]["plot"])
+    session.run("dsv4-gemm-rs", "bench", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation, built strictly into tmp/site."""
+    folder = scratch(session)
+    install(session, *group("docs"))
+    session.run("mkdocs", "build", "--strict", "--site-dir", str(folder / "site"), *session.posargs)

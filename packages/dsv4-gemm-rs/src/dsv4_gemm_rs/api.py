@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public call. It only puts its arguments into the form of the torch operator, where all is checked."""
+
+from __future__ import annotations
+
+import torch
+from dsv4_symm_mem.errors import ArgumentError
+
+from dsv4_gemm_rs.op import gemm_rs_op, gemm_rs_out_op
+from dsv4_gemm_rs.quantize import Mxfp8
+from dsv4_gemm_rs.weights import PreparedWeight
+from dsv4_gemm_rs.workspace import Workspace
+
+
+def gemm_rs(
+    x: torch.Tensor | Mxfp8 | tuple[torch.Tensor, torch.Tensor],
+    weight: PreparedWeight,
+    workspace: Workspace,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Row-parallel projection and reduce-scatter over tokens: this rank's shard of the sum over ranks of x·Wᵀ.
+
+    Collective: every rank of the workspace's group makes the same sequence of calls with equal M and N, on one
+    stream. M may change from call to call and may be 0.
+
+    Args:
+        x: Activations [M, K], M at most the workspace's `max_tokens`: BF16 (quantised here for MXFP8 weights),
+            or already quantised as `quantize_mxfp8` returns them or as a pair (E4M3 [M, K], E8M0 scales, 1-D
+            swizzled 128x4 or row-major [M, K/32]). Rows may be strided by multiples of 16 bytes.
+        weight: This rank's weight [N, K] from `prepare_weight`.
+        workspace: This rank's workspace.
+        out: BF16 [ceil(M / P), N] to write into; allocated when None. Later calls never touch it.
+
+    Returns:
+        BF16 [ceil(M / P), N]: rows [rank·L, (rank+1)·L) of the sum for L = ceil(M / P), zero at or past M. Each
+        remote partial is rounded once to BF16, sums are FP32 in rank order: equal inputs give equal bits.
+
+    Raises:
+        ArgumentError: An argument is unusable; before anything is launched, alike on every rank.
+        StaleWeightError: The weight's source changed since it was prepared.
+        ClosedError: The workspace was closed.
+        ExchangeError: A peer died, is late or runs another call. `out` is NaN and the workspace unusable.
+    """
+    if not isinstance(weight, PreparedWeight):
+        raise ArgumentError("weight", type(weight).__name__, "a PreparedWeight, from prepare_weight")
+    if not isinstance(workspace, Workspace):
+        raise ArgumentError("workspace", type(workspace).__name__, "a Workspace, from Workspace.create")
+    if isinstance(x, torch.Tensor):
+        data, scale = x, None
+    elif isinstance(x, Mxfp8):
+        data, scale = x.data, x.scale
+    elif isinstance(x, tuple) and len(x) == 2 and all(isinstance(part, torch.Tensor) for part in x):
+        data, scale = x
+    else:
+        raise ArgumentError("x", type(x).__name__, "a tensor, an Mxfp8, or a pair of tensors")
+    if out is None:
+        result: torch.Tensor = gemm_rs_op(
+            data, scale, weight.data, weight.scale, workspace.order, workspace.handle, weight.handle
+        )
+        return result
+    gemm_rs_out_op(
+        data, scale, weight.data, weight.scale, workspace.order, workspace.handle, weight.handle, out
+    )
+    return out

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench`: measure, write the result file and the plot, print the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from dsv4_symm_mem.backends import VirtualGroup
+from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
+
+from dsv4_gemm_rs.bench.plot import plot
+from dsv4_gemm_rs.bench.report import Report
+from dsv4_gemm_rs.bench.run import run_benchmark
+from dsv4_gemm_rs.cli.groups import command_group, default_device
+from dsv4_gemm_rs.dispatch import Path
+from dsv4_gemm_rs.problems import WO_B_K, WO_B_N
+from dsv4_gemm_rs.weights import WeightKind
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("bench", help="measure the parts and the whole; under torchrun one process a rank")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--workspaces", type=int, default=10, help="rotating workspaces and operands (default 10)")
+    parser.add_argument("--samples", type=int, default=40, help="samples per case (default 40)")
+    parser.add_argument("--output", type=FilePath, default=FilePath("results/kernel.json"))
+    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)")
+    parser.add_argument("--n", type=int, default=WO_B_N, help=f"output features N (default {WO_B_N})")
+    parser.add_argument("--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)")
+    parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
+    parser.add_argument("--path", type=Path, choices=list(Path), default=None, help="default: the best one")
+    parser.add_argument("--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and report; returns 0, since a missed target is a result and not a failure of the program."""
+    for name in ("workspaces", "samples"):
+        if getattr(options, name) < 1:
+            raise ArgumentError(f"--{name}", getattr(options, name), "at least 1")
+    if min(options.tokens) < 1:
+        raise ArgumentError("--tokens", min(options.tokens), "at least 1")
+    with command_group(options.ranks, options.device or default_device()) as group:
+        first = isinstance(group, VirtualGroup) or group.rank == 0
+        report = run_benchmark(
+            group,
+            tokens=options.tokens,
+            n=options.n,
+            k=options.k or WO_B_K // group.size,
+            kind=options.kind,
+            workspaces=options.workspaces,
+            samples=options.samples,
+            path=options.path,
+            progress=(lambda line: print(line, file=sys.stderr, flush=True)) if first else lambda line: None,
+        )
+    if first:
+        _publish(report, options.output)
+    return 0
+
+
+def _publish(report: Report, output: FilePath) -> None:
+    report.write(output)
+    print(table(report))
+    print(f"\nwritten: {output}")
+    picture = output.with_suffix(".png")
+    try:
+        plot(report, picture)
+        print(f"plotted: {picture}")
+    except UnsupportedError as error:
+        print(f"not plotted: {error}")
+
+
+def table(report: Report) -> str:
+    """The report's medians as a text table, a row for each M, and its checks."""
+    names = list(dict.fromkeys(row["case"] for row in report.rows))
+    medians = {(row["m"], row["case"]): row["median_us"] for row in report.rows}
+    width = max(len(name) for name in names) + 2
+    lines = ["median µs".ljust(10) + "".join(name.rjust(width) for name in names)]
+    for m in dict.fromkeys(row["m"] for row in report.rows):
+        cells = (f"{medians[m, name]:.1f}" if (m, name) in medians else "-" for name in names)
+        lines.append(f"M={m}".ljust(10) + "".join(cell.rjust(width) for cell in cells))
+    for check in report.checks:
+        verdict = "holds" if check.holds else "MISSED"
+        lines.append(f"{verdict}: {check.name} = {check.value:.3f} (target {check.target:g})")
+    return "\n".join(lines)

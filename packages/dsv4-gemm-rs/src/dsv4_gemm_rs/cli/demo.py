@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`demo`: the real operation through the public API, checked against the FP64 reference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from dsv4_symm_mem.backends import VirtualGroup, VirtualRank
+
+from dsv4_gemm_rs.api import gemm_rs
+from dsv4_gemm_rs.bench.run import wire_bytes
+from dsv4_gemm_rs.cli.groups import default_device
+from dsv4_gemm_rs.dispatch import Path, Problem
+from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, RankProblem, random_problem
+from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
+from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.workspace import Workspace
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("demo", help="run the operation on virtual ranks and check it against FP64")
+    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks P (default 4)")
+    parser.add_argument("--tokens", type=int, default=250, help="M; need not divide by P (default 250)")
+    parser.add_argument("--n", type=int, default=WO_B_N, help=f"output features N (default {WO_B_N})")
+    parser.add_argument("--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)")
+    parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
+    parser.add_argument("--path", choices=["auto", *Path], default=None, help="default: the best one")
+    parser.add_argument("--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demonstration; returns 0 when the result is within tolerance, else 1."""
+    device = options.device or default_device()
+    ranks, m, n = options.ranks, options.tokens, options.n
+    k = options.k or WO_B_K // ranks
+    group = VirtualGroup(ranks, device)
+    _say(options, f"{ranks} virtual ranks on {group.device}: {options.kind.value} GEMM [{m}, {k}] x [{n}, {k}] each")
+    problems = group.run(
+        lambda rank: random_problem(m, n, k, options.kind, rank.device, options.seed * ranks + rank.rank + 1)
+    )
+    _say(options, "creating workspaces and running twice ...")
+    started = time.perf_counter()
+    results = group.run(lambda rank: _call(rank, problems[rank.rank], options))
+    seconds = time.perf_counter() - started
+    _say(options, "computing the FP64 reference ...")
+    xs, ws = [p.x_exact for p in problems], [p.weight_exact for p in problems]
+    error = worst_error([r["out"].cpu() for r in results], gemm_reduce_scatter(xs, ws))
+    allowed = tolerance(xs, ws)
+    repeated = all(r["repeated"] for r in results)
+    passed = error <= allowed and repeated
+    summary = {
+        "ranks": ranks,
+        "device": str(group.device),
+        "shape": {"m": m, "n": n, "k_per_rank": k},
+        "kind": options.kind.value,
+        "decision": results[0]["decision"],
+        "calls": results[0]["calls"],
+        "error": error,
+        "tolerance": allowed,
+        "bit_equal_repeat": repeated,
+        "wire_bytes_per_rank": wire_bytes(m, n, ranks),
+        "seconds": seconds,
+        "passed": passed,
+    }
+    if options.json:
+        print(json.dumps(summary, indent=1))
+    else:
+        print(f"path:       {summary['decision']}")
+        print(f"output:     [{results[0]['out'].shape[0]}, {n}] BF16 on each rank")
+        print(f"error:      {error:.3e} against FP64, allowed {allowed:.3e}")
+        print(f"repeatable: {'the second run gave the same bits' if repeated else 'NO, the runs differ'}")
+        print(f"wire:       {summary['wire_bytes_per_rank']:,} bytes sent by each rank, S·(P-1)/P")
+        print(f"time:       {seconds:.2f} s for set-up and two calls on {ranks} ranks")
+        print("PASSED" if passed else "FAILED")
+    return 0 if passed else 1
+
+
+def _call(rank: VirtualRank, problem: RankProblem, options: argparse.Namespace) -> dict[str, Any]:
+    with Workspace.create(rank, max_tokens=max(options.tokens, 1), n=options.n, path=options.path) as workspace:
+        first = gemm_rs(problem.x, problem.weight, workspace)
+        second = gemm_rs(problem.x, problem.weight, workspace)
+        weight = problem.weight
+        decision = workspace.decide(Problem(options.tokens, weight.n, weight.k, weight.kind))
+        return {
+            "out": first,
+            "repeated": torch.equal(first, second),
+            "decision": str(decision),
+            "calls": workspace.counters.as_dict(),
+        }
+
+
+def _say(options: argparse.Namespace, line: str) -> None:
+    print(line, file=sys.stderr if options.json else sys.stdout, flush=True)

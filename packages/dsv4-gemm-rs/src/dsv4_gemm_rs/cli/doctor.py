@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`doctor`: what this machine and group offer, and which path calls would take here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+from dsv4_symm_mem.backends import VirtualGroup
+from dsv4_symm_mem.probe import SWITCHES, GroupProbe, probe
+
+from dsv4_gemm_rs._version import __version__
+from dsv4_gemm_rs.cli.groups import command_group, default_device
+from dsv4_gemm_rs.dispatch import Problem
+from dsv4_gemm_rs.problems import WO_B_K, WO_B_N
+from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.workspace import Workspace
+
+_TOKENS = (16, 128, 1024, 8192)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("doctor", help="describe the machine and say which path would be taken and why")
+    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)")
+    parser.add_argument("--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; returns 0."""
+    device = options.device or default_device()
+    with command_group(options.ranks, device) as group:
+        if isinstance(group, VirtualGroup):
+            described = group.run(probe)[0]
+            decisions = group.run(_decisions)[0]
+        else:
+            described = probe(group)
+            decisions = _decisions(group)
+    if described.rank != 0:
+        return 0
+    if options.json:
+        print(json.dumps({"version": __version__, **described.as_dict(), "decisions": decisions}, indent=1))
+    else:
+        _print(described, decisions)
+    return 0
+
+
+def _decisions(group: Any) -> list[dict[str, Any]]:
+    found = []
+    with Workspace.create(group, max_tokens=max(_TOKENS), n=WO_B_N) as workspace:
+        for kind in WeightKind:
+            for m in _TOKENS:
+                problem = Problem(m, WO_B_N, WO_B_K // workspace.world_size, kind)
+                found.append({"kind": kind.value, "m": m, "decision": str(workspace.decide(problem))})
+    return found
+
+
+def _print(described: GroupProbe, decisions: list[dict[str, Any]]) -> None:
+    print(f"dsv4-gemm-rs {__version__}, {len(described.devices)} ranks, symmetric memory: {described.backend}")
+    shown: dict[str, list[int]] = {}
+    for rank, device in enumerate(described.devices):
+        multicast = "yes" if device.multicast else f"no, {device.multicast_reason}"
+        arch = f"sm_{device.arch}" if device.arch else "no GPU"
+        text = (
+            f"  device {device.device}: {device.name} ({arch}), driver {device.driver}, CUDA {device.cuda}\n"
+            f"  multicast: {multicast}\n"
+            f"  versions: {', '.join(f'{name} {version}' for name, version in device.versions.items())}\n"
+            "  switches: "
+            + ("; ".join(f"{k}={v} ({SWITCHES[k]})" for k, v in device.switches.items()) or "none set")
+        )
+        shown.setdefault(text, []).append(rank)
+    for text, ranks in shown.items():
+        print(f"rank {', '.join(map(str, ranks))}:\n{text}")
+    print("links (row reaches column):")
+    for rank, row in enumerate(described.links):
+        print(f"  {rank}: " + " | ".join(row))
+    print(f"decisions for N={WO_B_N}, K={WO_B_K} over {len(described.devices)} ranks:")
+    last = ""
+    for entry in decisions:
+        text = entry["decision"]
+        print(f"  {entry['kind']:>5} M={entry['m']:<5} " + ("as above" if text == last else text))
+        last = text

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group that a command runs on: torchrun's processes, or virtual ranks of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from dsv4_symm_mem.backends import VirtualGroup
+from dsv4_symm_mem.communicator import Communicator, ProcessGroupCommunicator
+
+
+def under_torchrun() -> bool:
+    """Whether this process was started by torchrun."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+
+
+def default_device() -> torch.device:
+    """CUDA where there is a GPU, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def command_group(ranks: int, device: torch.device) -> Iterator[VirtualGroup | Communicator]:
+    """torchrun's group, one process a rank, or `ranks` virtual ranks on `device`."""
+    if not under_torchrun():
+        yield VirtualGroup(ranks, device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield ProcessGroupCommunicator(dist.new_group(), device)
+    finally:
+        dist.destroy_process_group()

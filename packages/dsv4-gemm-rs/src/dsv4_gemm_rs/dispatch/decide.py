@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision: (machine, problem, what was asked for) -> path, with the reasons for every path not taken.
+
+Contract: a pure function of values that are equal on all ranks, so all ranks take the same path without
+talking. Everything that could differ (what is installed, what could be mapped, environment switches) is
+settled when the workspace is created. A path that was asked for and cannot be had is an error, never a
+silent substitute; a fused path that merely is not there is a fallback with its reason.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dsv4_symm_mem.errors import UnsupportedError
+
+from dsv4_gemm_rs.weights import WeightKind
+
+BLOCK_SCALED_ARCHS = frozenset({100, 103})
+"""Architectures whose tensor cores take E8M0 block scales in the library GEMMs used here."""
+
+
+class Path(enum.StrEnum):
+    """The ways to perform the operation."""
+
+    FUSED = "fused"
+    """One kernel: GEMM tiles are pushed to their owner as they are finished."""
+    UNFUSED = "unfused"
+    """The best library GEMM, then a reduce-scatter."""
+    HOST = "host"
+    """The reference back end: the fused schedule and protocol, tile by tile, driven by the host."""
+
+
+class Gemm(enum.StrEnum):
+    """Who multiplies."""
+
+    FUSED_SM90 = "dsv4 SM90 kernel"
+    FUSED_SM100 = "dsv4 SM100 kernel"
+    FLASHINFER = "flashinfer.mm_mxfp8"
+    SCALED_MM = "torch._scaled_mm, block-scaled"
+    BF16 = "torch.matmul, BF16 operands"
+    HOST = "torch.matmul, FP32 tiles"
+
+
+class Exchange(enum.StrEnum):
+    """How partials reach their owner."""
+
+    NONE = "none, one rank"
+    PUSH = "push to the owner's slots, by the kernel"
+    HOST_PUSH = "push to the owner's slots, by the host"
+    ALL_TO_ALL = "all-to-all of the process group, then FP32 addition"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a group has, equal on all its ranks.
+
+    Attributes:
+        arch: Compute capability as 10 * major + minor, or None on a CPU.
+        world_size: Number of ranks P.
+        multicast: Whether symmetric memory has multicast addresses.
+        symmetric: Whether symmetric memory could be mapped.
+        process_group: Whether there is a process group for library collectives.
+        flashinfer: Whether FlashInfer is installed.
+        fused_archs: Architectures that this version has a fused kernel for.
+    """
+
+    arch: int | None
+    world_size: int
+    multicast: bool
+    symmetric: bool
+    process_group: bool
+    flashinfer: bool
+    fused_archs: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: partial [m, n] over k per rank, and the weight's type."""
+
+    m: int
+    n: int
+    k: int
+    kind: WeightKind
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A path that was preferred to the chosen one, and why it was not taken."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A path with its parts, why it was taken, and what was passed over."""
+
+    path: Path
+    gemm: Gemm
+    exchange: Exchange
+    reason: str
+    rejected: tuple[Rejection, ...] = ()
+
+    def __str__(self) -> str:
+        passed_over = "".join(f"; not {r.path.value}: {r.reason}" for r in self.rejected)
+        return f"{self.path.value} ({self.gemm.value}; {self.exchange.value}): {self.reason}{passed_over}"
+
+
+def decide(machine: Machine, problem: Problem, requested: Path | None = None) -> Decision:
+    """Choose a path.
+
+    Args:
+        machine: What the group has.
+        problem: The call.
+        requested: The only acceptable path, or None for the best one.
+
+    Raises:
+        UnsupportedError: The requested path cannot be had here; says why.
+    """
+    obstacles = {
+        Path.FUSED: _fused_obstacle(machine, problem),
+        Path.UNFUSED: _unfused_obstacle(machine),
+        Path.HOST: _host_obstacle(machine),
+    }
+    if requested is not None:
+        if obstacles[requested]:
+            raise UnsupportedError(f"path {requested.value!r} was requested, but {obstacles[requested]}")
+        return _decision(requested, machine, problem, "requested", ())
+    preferred = [Path.FUSED, Path.UNFUSED, Path.HOST]
+    if machine.arch is None:
+        preferred = [Path.FUSED, Path.HOST, Path.UNFUSED]
+    rejected: list[Rejection] = []
+    for path in preferred:
+        if not obstacles[path]:
+            return _decision(path, machine, problem, _merit(path, machine), tuple(rejected))
+        rejected.append(Rejection(path, obstacles[path]))
+    raise UnsupportedError("no path: " + "; ".join(f"{r.path.value}: {r.reason}" for r in rejected))
+
+
+def _fused_obstacle(machine: Machine, problem: Problem) -> str:
+    if machine.arch is None:
+        return "fused kernels need a GPU"
+    if machine.arch not in machine.fused_archs:
+        return f"this version has no fused kernel for sm_{machine.arch}"
+    if machine.world_size > 1 and not machine.symmetric:
+        return "symmetric memory could not be mapped"
+    return ""
+
+
+def _unfused_obstacle(machine: Machine) -> str:
+    if machine.world_size > 1 and not (machine.process_group or machine.symmetric):
+        return "there is neither a process group nor symmetric memory to exchange over"
+    return ""
+
+
+def _host_obstacle(machine: Machine) -> str:
+    if machine.world_size > 1 and not machine.symmetric:
+        return "symmetric memory could not be mapped"
+    return ""
+
+
+def _merit(path: Path, machine: Machine) -> str:
+    if path is Path.FUSED:
+        return f"a fused kernel exists for sm_{machine.arch}"
+    if path is Path.HOST:
+        return "reference back end"
+    return "library GEMM and exchange"
+
+
+def _decision(
+    path: Path, machine: Machine, problem: Problem, reason: str, rejected: tuple[Rejection, ...]
+) -> Decision:
+    return Decision(path, _gemm(path, machine, problem), _exchange(path, machine), reason, rejected)
+
+
+def _gemm(path: Path, machine: Machine, problem: Problem) -> Gemm:
+    if path is Path.HOST:
+        return Gemm.HOST
+    if path is Path.FUSED:
+        return Gemm.FUSED_SM90 if machine.arch == 90 else Gemm.FUSED_SM100
+    if problem.kind is WeightKind.MXFP8 and machine.arch in BLOCK_SCALED_ARCHS:
+        return Gemm.FLASHINFER if machine.flashinfer else Gemm.SCALED_MM
+    return Gemm.BF16
+
+
+def _exchange(path: Path, machine: Machine) -> Exchange:
+    if machine.world_size == 1:
+        return Exchange.NONE
+    if path is Path.FUSED:
+        return Exchange.PUSH
+    if path is Path.UNFUSED and machine.process_group:
+        return Exchange.ALL_TO_ALL
+    return Exchange.HOST_PUSH

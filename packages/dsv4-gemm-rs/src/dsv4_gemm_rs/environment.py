@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables of this package, read in one place."""
+
+from __future__ import annotations
+
+import os
+
+from dsv4_symm_mem.errors import ArgumentError
+
+from dsv4_gemm_rs.dispatch import Path
+
+PATH_VARIABLE = "DSV4_GEMM_RS_PATH"
+DEADLINE_VARIABLE = "DSV4_GEMM_RS_DEADLINE"
+DEFAULT_DEADLINE = 30.0
+
+
+def requested_path() -> Path | None:
+    """The path that `DSV4_GEMM_RS_PATH` asks for; None when unset, empty or "auto".
+
+    Raises:
+        ArgumentError: It names no path.
+    """
+    value = os.environ.get(PATH_VARIABLE, "auto").strip().lower()
+    if value in ("", "auto"):
+        return None
+    try:
+        return Path(value)
+    except ValueError:
+        raise ArgumentError(PATH_VARIABLE, value, f"auto or one of {[path.value for path in Path]}") from None
+
+
+def default_deadline() -> float:
+    """Seconds from `DSV4_GEMM_RS_DEADLINE`, 30 when unset; 0 means no deadline.
+
+    Raises:
+        ArgumentError: It is no non-negative number.
+    """
+    value = os.environ.get(DEADLINE_VARIABLE, "")
+    if not value.strip():
+        return DEFAULT_DEADLINE
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ArgumentError(DEADLINE_VARIABLE, value, "a number of seconds, 0 for no deadline")
+    return seconds

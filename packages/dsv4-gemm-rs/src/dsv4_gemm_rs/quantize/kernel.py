@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quantiser on a GPU, in CuTe DSL: one pass over x, bit-equal to `rule.py`.
+
+Four lanes share a block of 32: each loads 8 elements, the four agree on amax with two shuffles, and each
+stores 8 codes. Sixteen lanes share a *strip*, 128 elements of one row, which is the four blocks whose scale
+bytes are adjacent in both layouts: in the swizzled one they are one 32-bit word, stored by the strip's first
+lane. The kernel visits every strip of the padded scale matrix, so the same store writes the padding (an
+absent strip has amax 0, hence byte 0), and no memset precedes it. M, K, the row stride, the alignment of the
+rows and the rule are arguments: ceil(log2(amax / 448)) and floor(log2(amax)) - 8 differ only in what is added
+to amax's bits before its exponent is taken (2^21 - 1 carries into the exponent exactly when the fraction is
+above that of 448).
+
+Non-finite elements are replaced by a NaN before the conversion, because `cvt.rn.satfinite.e4m3x2.f32` turns
+Inf into 448 (PTX ISA, cvt, .satfinite); it turns NaN into 0x7F, as the rule wants. Its first source operand
+lands in the upper half. The product is `mul.rn.f32` without `.ftz`: elements may be subnormal.
+
+Rejected: one row per warp in a loop (32 warps for M = 32 leave the machine idle); dividing a flat index by K
+(costs more than the conversion; the grid's second axis and a power of two chosen on the host do it for
+nothing); hardware conversion of amax to E8M0 (`cvt.rp.satfinite.ue8m0x2.f32` needs SM100 and divides first);
+tensor arguments (they pin dtypes that DLPack must know, and stream and device would come from them: raw
+addresses cost the host less).
+
+Traps: shuffles need all 32 lanes, so out-of-range strips take part with zeros instead of leaving. For FP32
+inputs two 16-byte loads of a lane share a 32-byte sector, so those loads must stay in L1. The kernel
+object loads its module at its first launch, which must not happen in a capture: `ready` launches an empty
+grid.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import torch
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, cute
+from cutlass.cute.runtime import make_fake_stream
+from dsv4_symm_mem.errors import UnsupportedError
+
+from dsv4_gemm_rs.quantize.layout import ATOM_BLOCKS, ATOM_BYTES, ScaleLayout, k_tiles, padded_rows
+from dsv4_gemm_rs.quantize.rule import (
+    BLOCK,
+    E4M3_EMAX,
+    E4M3_MAX_FRACTION,
+    EXPONENT_BIAS,
+    FRACTION_BITS,
+    FRACTION_MASK,
+    INFINITY_BITS,
+    MAGNITUDE_MASK,
+    ScaleRule,
+)
+
+THREADS = 256
+PER_LANE = 8
+"""Elements of one lane: 16 bytes of BF16 in, 8 bytes of E4M3 out."""
+
+BLOCK_LANES = BLOCK // PER_LANE
+STRIP_LANES = BLOCK_LANES * ATOM_BLOCKS
+STRIPS = THREADS // STRIP_LANES
+"""Strips that a CTA works on at a time."""
+
+UNROLL = 2
+"""Strips per lane, all loaded before the first is used: 2 x 16 bytes x 2048 threads an SM are about twice
+what covers the latency of HBM."""
+
+MAX_GRID_Y = 65535
+
+ROUND_UP = {
+    ScaleRule.VLLM: FRACTION_MASK - E4M3_MAX_FRACTION,
+    ScaleRule.OCP: 0,
+}
+"""Added to the bits of amax before its exponent is read."""
+
+CANONICAL_NAN = 0x7FFF_FFFF
+HIGH_HALF = 0xFFFF_0000
+
+
+@functools.lru_cache(maxsize=64)
+def strips_across(tiles: int) -> int:
+    """log2 of the number of strips along K in a CTA, for rows of `tiles` strips.
+
+    Of the powers of two up to `STRIPS`, the one that leaves the fewest lanes beyond the row's end, and of
+    those the widest, within the limit on the grid's second axis.
+    """
+
+    def cost(log2: int) -> tuple[bool, int, int]:
+        ctas = -(-tiles // (1 << log2))
+        return ctas > MAX_GRID_Y, ctas << log2, -log2
+
+    return min(range(STRIPS.bit_length()), key=cost)
+
+
+def grid(rows: int, tiles: int) -> tuple[int, int, int]:
+    """Grid (x along M, y along K) and log2 of a CTA's width in strips, for `rows` rows of `tiles` strips."""
+    log2 = strips_across(tiles)
+    rows_per_cta = UNROLL * (STRIPS >> log2)
+    return -(-rows // rows_per_cta), -(-tiles // (1 << log2)), log2
+
+
+def _select(condition: Boolean, then: Uint32, otherwise: int | Uint32) -> Uint32:
+    return Uint32(cutlass.select_(condition, then, Uint32(otherwise)))
+
+
+def _load_vectors(address: Int64, words: int) -> list[Uint32]:
+    load = "ld.global.nc.L1::no_allocate.v4.b32" if words == 4 else "ld.global.nc.v4.b32"
+    loaded: list[Uint32] = []
+    for first in range(0, words, 4):
+        loaded += cute.arch.inline_ptx(
+            load + " {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[address + 4 * first],
+        )
+    return loaded
+
+
+def _load_scalars(address: Int64, words: int) -> list[Uint32]:
+    if words == PER_LANE:
+        return [_load_scalar(address + 4 * index, "b32") for index in range(words)]
+    halves = [_load_scalar(address + 2 * index, "u16") for index in range(PER_LANE)]
+    return [halves[2 * index] | (halves[2 * index + 1] << 16) for index in range(words)]
+
+
+def _load_scalar(address: Int64, kind: str) -> Uint32:
+    return cute.arch.inline_ptx(
+        "ld.global.nc." + kind + " {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[address]
+    )
+
+
+def _as_float_bits(words: list[Uint32], dtype: torch.dtype) -> list[Uint32]:
+    if dtype == torch.float32:
+        return words
+    bits: list[Uint32] = []
+    for word in words:
+        if dtype == torch.bfloat16:
+            bits += [word << 16, word & Uint32(HIGH_HALF)]
+        else:
+            low, high = cute.arch.inline_ptx(
+                "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+                "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
+                write_only_types=[Float32, Float32],
+                read_only_args=[word],
+            )
+            bits += [low.bitcast(Uint32), high.bitcast(Uint32)]
+    return bits
+
+
+def _convert(bits: list[Uint32], factor: Uint32) -> tuple[Uint32, Uint32]:
+    words = []
+    for first in range(0, PER_LANE, 4):
+        words.append(
+            cute.arch.inline_ptx(
+                "{ .reg .f32 a, b, c, d; .reg .b16 low, high; "
+                "mul.rn.f32 a, {$r0}, {$r4}; mul.rn.f32 b, {$r1}, {$r4}; "
+                "mul.rn.f32 c, {$r2}, {$r4}; mul.rn.f32 d, {$r3}, {$r4}; "
+                "cvt.rn.satfinite.e4m3x2.f32 low, b, a; cvt.rn.satfinite.e4m3x2.f32 high, d, c; "
+                "mov.b32 {$w0}, {low, high}; }",
+                write_only_types=[Uint32],
+                read_only_args=[one.bitcast(Float32) for one in [*bits[first : first + 4], factor]],
+            )
+        )
+    return words[0], words[1]
+
+
+@cute.kernel
+def quantize_kernel(
+    x: Int64,
+    data: Int64,
+    scale: Int64,
+    rows: Int32,
+    scale_rows: Int32,
+    blocks: Int32,
+    row_bytes: Int64,
+    aligned: Int32,
+    round_up: Uint32,
+    across_log2: Int32,
+    dtype: cutlass.Constexpr,
+    layout: cutlass.Constexpr,
+) -> None:
+    """Quantise one CTA's strips; arguments as in `launch_grid`, grid from `grid`."""
+    element_bytes = dtype.itemsize
+    words = PER_LANE * element_bytes // 4
+
+    thread, _, _ = cute.arch.thread_idx()
+    cta_m, cta_k, _ = cute.arch.block_idx()
+    lane = thread % STRIP_LANES
+    strip = thread // STRIP_LANES
+    tile = (cta_k << across_log2) + (strip & ((1 << across_log2) - 1))
+    rows_down = Int32(STRIPS) >> across_log2
+    first_row = cta_m * (UNROLL * rows_down) + (strip >> across_log2)
+    block = tile * ATOM_BLOCKS + lane // BLOCK_LANES
+    column = tile * (ATOM_BLOCKS * BLOCK) + lane * PER_LANE
+    k = blocks * BLOCK
+
+    raw = [[Uint32(0) for _ in range(words)] for _ in range(UNROLL)]
+    for turn in cutlass.range_constexpr(UNROLL):
+        row = first_row + turn * rows_down
+        if row < rows and block < blocks:
+            address = x + Int64(row) * row_bytes + Int64(column) * element_bytes
+            if aligned != 0:
+                raw[turn] = _load_vectors(address, words)
+            else:
+                raw[turn] = _load_scalars(address, words)
+
+    for turn in cutlass.range_constexpr(UNROLL):
+        row = first_row + turn * rows_down
+        present = row < rows and block < blocks
+        bits = _as_float_bits(raw[turn], dtype)
+        amax = Uint32(0)
+        for index in cutlass.range_constexpr(PER_LANE):
+            magnitude = bits[index] & Uint32(MAGNITUDE_MASK)
+            finite = magnitude < Uint32(INFINITY_BITS)
+            amax = cutlass.max(amax, _select(finite, magnitude, 0))
+            bits[index] = _select(finite, bits[index], CANONICAL_NAN)
+        for distance in (1, 2):
+            amax = cutlass.max(amax, cute.arch.shuffle_sync_bfly(amax, distance))
+        exponent = (amax + round_up) >> FRACTION_BITS
+        byte = cutlass.max(exponent, Uint32(E4M3_EMAX)) - Uint32(E4M3_EMAX)
+        factor = (Uint32(2 * EXPONENT_BIAS) - byte) << FRACTION_BITS
+        low, high = _convert(bits, factor)
+        if present:
+            cute.arch.inline_ptx(
+                "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
+                read_only_args=[data + Int64(row) * k + Int64(column), low, high],
+            )
+        if cutlass.const_expr(layout == ScaleLayout.SWIZZLED):
+            word = byte << (8 * (lane // BLOCK_LANES)).to(Uint32)
+            word = word | cute.arch.shuffle_sync_bfly(word, BLOCK_LANES)
+            word = word | cute.arch.shuffle_sync_bfly(word, 2 * BLOCK_LANES)
+            tiles = (blocks + (ATOM_BLOCKS - 1)) >> 2
+            if row < scale_rows and tile < tiles and lane == 0:
+                # layout.py's offset in shifts: // and % of a signed number cost five instructions each.
+                atom = Int64(row >> 7) * tiles + Int64(tile)
+                line = ((row & 31) << 4) + ((row >> 5 & 3) << 2)
+                cute.arch.inline_ptx(
+                    "st.global.b32 [{$r0}], {$r1};",
+                    read_only_args=[scale + atom * ATOM_BYTES + Int64(line), word],
+                )
+        elif present and lane % BLOCK_LANES == 0:
+            cute.arch.inline_ptx(
+                "st.global.u8 [{$r0}], {$r1};",
+                read_only_args=[scale + Int64(row) * blocks + Int64(block), byte],
+            )
+
+
+@cute.jit
+def launch_grid(
+    x: Int64,
+    data: Int64,
+    scale: Int64,
+    rows: Int32,
+    scale_rows: Int32,
+    blocks: Int32,
+    row_bytes: Int64,
+    aligned: Int32,
+    round_up: Uint32,
+    across_log2: Int32,
+    grid_x: Int32,
+    grid_y: Int32,
+    stream: cuda.CUstream,
+    dtype: cutlass.Constexpr,
+    layout: cutlass.Constexpr,
+) -> None:
+    """Launch the kernel.
+
+    Args:
+        x: Address of element (0, 0).
+        data: Address of the E4M3 matrix, 16-byte aligned.
+        scale: Address of the scales, 16-byte aligned.
+        rows: M.
+        scale_rows: Rows of the scale layout: M, or M rounded up to 128.
+        blocks: K / 32.
+        row_bytes: Row stride of x in bytes.
+        aligned: Not 0 when x and its row stride are multiples of 16 bytes.
+        round_up: `ROUND_UP` of the rule.
+        across_log2: log2 of a CTA's width in strips, from `grid`.
+        grid_x: CTAs along M.
+        grid_y: CTAs along K.
+        stream: Stream handle.
+        dtype: torch dtype of x.
+        layout: Layout of the scales.
+    """
+    quantize_kernel(
+        x, data, scale, rows, scale_rows, blocks, row_bytes, aligned, round_up, across_log2, dtype, layout
+    ).launch(grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), stream=stream)
+
+
+def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout, *, options: str = "") -> Any:
+    """Compile `launch_grid` for `arch` (as `sm_90a`); needs no GPU.
+
+    Args:
+        arch: Target.
+        dtype: dtype of x.
+        layout: Layout of the scales.
+        options: Further options of `cute.compile`, as `--keep-ptx`.
+
+    Returns:
+        The compiled function; takes the arguments of `launch_grid` up to `stream`, all of them integers.
+    """
+    return cute.compile(
+        launch_grid,
+        *(Int64(0), Int64(0), Int64(0)),
+        *(Int32(0), Int32(0), Int32(0), Int64(0), Int32(0), Uint32(0)),
+        *(Int32(0), Int32(1), Int32(1)),
+        make_fake_stream(),
+        dtype,
+        layout,
+        options=f"--enable-tvm-ffi --gpu-arch {arch} {options}".strip(),
+    )
+
+
+_Compiled = Callable[..., None]
+_lock = threading.Lock()
+_compiled: dict[tuple[str, torch.dtype, ScaleLayout], _Compiled] = {}
+_ready: dict[tuple[int, torch.dtype, ScaleLayout], _Compiled] = {}
+
+
+def _arch(device: int) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compiled:
+    """The kernel for a CUDA device, compiled and loaded; from a table after the first call. Thread-safe.
+
+    Raises:
+        UnsupportedError: It is not in the table and the current stream is being captured, or the compiler
+            failed.
+    """
+    found = _ready.get((device, dtype, layout))
+    if found is not None:
+        return found
+    with _lock:
+        return _ready.get((device, dtype, layout)) or _make_ready(device, dtype, layout)
+
+
+def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compiled:
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                f"the quantiser for {dtype} and {layout} scales is used for the first time on cuda:{device} in a "
+                "CUDA graph capture, where it cannot be loaded; call compile_quantizer before the capture"
+            )
+        arch = _arch(device)
+        function = _compiled.get((arch, dtype, layout))
+        if function is None:
+            try:
+                function = compile_kernel(arch, dtype, layout)
+            except Exception as error:
+                raise UnsupportedError(f"the quantiser does not compile for {arch}: {error}") from error
+            _compiled[arch, dtype, layout] = function
+        # No strip of an empty matrix is present, so no address is used.
+        function(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, torch.cuda.current_stream().cuda_stream)
+    _ready[device, dtype, layout] = function
+    return function
+
+
+def launch(
+    x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout, rule: ScaleRule
+) -> None:
+    """Quantise `x` into `data` and `scale` on torch's current stream of x's device.
+
+    Nothing is checked here; `quantize_mxfp8` has done so.
+
+    Args:
+        x: [M, K] BF16, FP16 or FP32 CUDA tensor with M, K > 0, last dimension contiguous.
+        data: [M, K] float8_e4m3fn, contiguous, 16-byte aligned.
+        scale: One byte per element, in `layout`, contiguous, 16-byte aligned.
+        layout: Layout of the scales.
+        rule: Rule for the scales.
+
+    Raises:
+        UnsupportedError: See `ready`.
+    """
+    device = x.device.index
+    function = ready(device, x.dtype, layout)
+    rows, k = x.shape
+    scale_rows = padded_rows(rows) if layout is ScaleLayout.SWIZZLED else rows
+    grid_x, grid_y, across_log2 = grid(scale_rows, k_tiles(k))
+    row_bytes = x.stride(0) * x.element_size()
+    address = x.data_ptr()
+    arguments = (
+        *(address, data.data_ptr(), scale.data_ptr()),
+        *(rows, scale_rows, k // BLOCK, row_bytes, int((address | row_bytes) % 16 == 0), ROUND_UP[rule]),
+        *(across_log2, grid_x, grid_y),
+        torch.cuda.current_stream(x.device).cuda_stream,
+    )
+    if device == torch.cuda.current_device():
+        function(*arguments)
+    else:
+        with torch.cuda.device(device):
+            function(*arguments)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unfused path: the best library GEMM at hand, then a reduce-scatter.
+
+Contract: the fallback on every machine without a fused kernel, and the baseline that a fused kernel has to
+beat. Library GEMMs return BF16, so here the rank's own partial is rounded once like the remote ones; the
+fused and host paths keep it in FP32.
+"""
+
+from __future__ import annotations
+
+import torch
+from dsv4_symm_mem.collectives.process_group import reduce_scatter_all_to_all
+from dsv4_symm_mem.collectives.reduce_scatter import reduce_scatter
+from dsv4_symm_mem.errors import UnsupportedError
+
+from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm
+from dsv4_gemm_rs.operands import Operands
+from dsv4_gemm_rs.quantize import dequantize_mxfp8, quantize_mxfp8, swizzle_scales
+from dsv4_gemm_rs.weights import Activation, WeightKind
+from dsv4_gemm_rs.workspace import Workspace
+
+
+def run_unfused(operands: Operands, workspace: Workspace, decision: Decision, out: torch.Tensor) -> None:
+    """Perform one call as `decision` says."""
+    exchange_partial(library_gemm(operands, decision.gemm), workspace, decision, out)
+
+
+def exchange_partial(
+    partial: torch.Tensor, workspace: Workspace, decision: Decision, out: torch.Tensor
+) -> None:
+    """Reduce-scatter a finished partial [M, N] into `out` the way `decision` says."""
+    if decision.exchange is Exchange.NONE:
+        out.copy_(partial)
+    elif decision.exchange is Exchange.ALL_TO_ALL and workspace.process_group is not None:
+        reduce_scatter_all_to_all(workspace.process_group, partial, out)
+    elif workspace.exchange is not None:
+        reduce_scatter(workspace.exchange, partial, out)
+    else:
+        raise UnsupportedError(f"the unfused path cannot exchange by {decision.exchange.value!r} here")
+
+
+def library_gemm(operands: Operands, gemm: Gemm) -> torch.Tensor:
+    """The partial x·Wᵀ, BF16 [M, N], by the library that `gemm` names."""
+    if gemm is Gemm.BF16:
+        return _bf16_activations(operands) @ operands.weight.bf16().T
+    x, x_scale = _mxfp8_activations(operands)
+    weight, weight_scale = operands.weight.data, operands.weight.scale
+    if weight_scale is None:
+        raise UnsupportedError(f"{gemm.value} needs an MXFP8 weight")
+    if gemm is Gemm.FLASHINFER:
+        from flashinfer import mm_mxfp8
+
+        product: torch.Tensor = mm_mxfp8(x, weight.T, x_scale, weight_scale, out_dtype=torch.bfloat16)
+        return product
+    if gemm is Gemm.SCALED_MM:
+        return torch._scaled_mm(
+            x,
+            weight.T,
+            scale_a=x_scale.view(torch.float8_e8m0fnu),
+            scale_b=weight_scale.view(torch.float8_e8m0fnu),
+            out_dtype=torch.bfloat16,
+        )
+    raise UnsupportedError(f"{gemm.value} is no library GEMM")
+
+
+def _bf16_activations(operands: Operands) -> torch.Tensor:
+    x, scale, weight = operands.x, operands.x_scale, operands.weight
+    if scale is not None:
+        return dequantize_mxfp8(x, scale).to(torch.bfloat16)
+    if weight.kind is WeightKind.BF16 or weight.activation is Activation.BF16:
+        return x
+    quantised = quantize_mxfp8(x)
+    return dequantize_mxfp8(quantised.data, quantised.scale).to(torch.bfloat16)
+
+
+def _mxfp8_activations(operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    if operands.x_scale is None:
+        quantised = quantize_mxfp8(operands.x)
+        return quantised.data, quantised.scale
+    scale = operands.x_scale
+    return operands.x, scale if scale.dim() == 1 else swizzle_scales(scale)

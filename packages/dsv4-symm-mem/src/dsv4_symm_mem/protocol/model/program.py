@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that one worker performs in one call, compiled from a scenario and the rules in force.
+
+All that a rule changes in the order of steps (flushes, tokens, tile order) is decided here; what it changes
+in their meaning (banks, what a flag holds, when it may be raised) is `machine`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from dsv4_symm_mem.protocol.model.scenario import Call, Rules, Scenario, TileId
+from dsv4_symm_mem.protocol.words import Operation
+
+
+class Kind(enum.IntEnum):
+    """What a step does."""
+
+    BEGIN = 0
+    """Wait for the call before to end, read the epoch."""
+    SEND = 1
+    """Issue the asynchronous store of a tile into a peer's slot."""
+    PUBLISH = 2
+    """Raise the flag of a tile once its store is complete."""
+    TOKEN = 3
+    """Raise a token."""
+    TAKE = 4
+    """Wait for a peer's partial of an own tile, read it and add it."""
+    REDUCE = 5
+    """Store an own tile into the output; every partial has been added."""
+    GATHER = 6
+    """Wait for a tile that a peer has reduced and copy it to the output."""
+    AWAIT_TOKEN = 7
+    """Wait for a peer's token."""
+    EXIT = 8
+    """End the worker; the last to end completes the call."""
+
+
+WAITS = frozenset({Kind.TAKE, Kind.GATHER, Kind.AWAIT_TOKEN})
+
+
+class Area(enum.IntEnum):
+    """What a flag stands for; each has its own flags, and all but tokens their own slots."""
+
+    PARTIAL = 0
+    REDUCED = 1
+    TOKEN = 2
+
+
+class Step(NamedTuple):
+    """One step of a worker.
+
+    Attributes:
+        kind: What it does.
+        place: Number of the flag and slot concerned, to be resolved by bank; -1 where none is.
+        peer: The receiver of what is sent, the source of what is awaited; -1 where none is.
+        tile: The tile concerned, (-1, -1) where none is.
+        level: For waits: place in the order of waits of one call, see `Machine`.
+    """
+
+    kind: Kind
+    place: int = -1
+    peer: int = -1
+    tile: TileId = (-1, -1)
+    level: int = -1
+
+
+Program = tuple[Step, ...]
+
+
+class Place(NamedTuple):
+    """A (flag, slot) pair of each bank: one writer, the source, and one reader, the receiver."""
+
+    workspace: int
+    receiver: int
+    source: int
+    area: Area
+    index: int
+
+
+class Places:
+    """The places in use, numbered."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Place, int] = {}
+
+    def number(self, place: Place) -> int:
+        """The number of `place`, a new one at first use."""
+        return self._numbers.setdefault(place, len(self._numbers))
+
+    def in_order(self) -> tuple[Place, ...]:
+        """All places, by number."""
+        return tuple(self._numbers)
+
+
+def compile_programs(
+    scenario: Scenario, rules: Rules, places: Places
+) -> tuple[tuple[tuple[Program, ...], ...], ...]:
+    """Programs by [rank][call][worker], calls as numbered in the scenario."""
+    return tuple(
+        tuple(
+            tuple(_Compiler(scenario, rules, places, rank, call, worker).run() for worker in range(scenario.workers))
+            for call in scenario.calls
+        )
+        for rank in range(scenario.world_size)
+    )
+
+
+class _Compiler:
+    def __init__(
+        self, scenario: Scenario, rules: Rules, places: Places, rank: int, call: Call, worker: int
+    ) -> None:
+        self.scenario, self.rules, self.places = scenario, rules, places
+        self.rank, self.call, self.worker = rank, call, worker
+        order = call.orders[rank]
+        if not rules.remote_tiles_first:
+            order = tuple(sorted(order, key=lambda tile: tile[0] != rank))
+        self.order = order
+        world_size = scenario.world_size
+        self.peers = [(rank + distance) % world_size for distance in range(1, world_size)]
+        self.gathered_from = max((index for _, index in order), default=0) + 1
+        self.steps: list[Step] = [Step(Kind.BEGIN)]
+        self.unpublished: list[Step] = []
+
+    def run(self) -> Program:
+        all_reduce = self.call.operation is Operation.ALL_REDUCE
+        self._send_tokens()
+        for tile in self.order[self.worker :: self.scenario.workers]:
+            if tile[0] != self.rank:
+                self._send(Area.PARTIAL, tile[0], tile)
+            else:
+                self._reduce(tile)
+                if all_reduce:
+                    for peer in self.peers:
+                        self._send(Area.REDUCED, peer, tile)
+        if all_reduce:
+            foreign = [tile for tile in self.order if tile[0] != self.rank]
+            for tile in foreign[self.worker :: self.scenario.workers]:
+                level = 1 + self.gathered_from + tile[1]
+                self._await(Kind.GATHER, Area.REDUCED, tile[0], tile, level)
+        self._await_tokens()
+        if self.rules.flush_before_exit:
+            self._flush()
+        self.steps.append(Step(Kind.EXIT))
+        return tuple(self.steps)
+
+    def _send_tokens(self) -> None:
+        """Before anything that could wait, so a token means: this rank has begun the call."""
+        for peer in self.peers if self.worker == 0 and self.rules.tokens else ():
+            if self.scenario.tokens_always or not self._tiles_of(peer):
+                place = self._place(Area.TOKEN, peer, self.rank, 0)
+                self.steps.append(Step(Kind.TOKEN, place, peer))
+
+    def _await_tokens(self) -> None:
+        for peer in self.peers if self.worker == 0 and self.rules.tokens else ():
+            if self.scenario.tokens_always or not self._tiles_of(self.rank):
+                self._await(Kind.AWAIT_TOKEN, Area.TOKEN, peer, (-1, -1), 0)
+
+    def _reduce(self, tile: TileId) -> None:
+        for source in range(self.scenario.world_size):
+            if source != self.rank:
+                self._await(Kind.TAKE, Area.PARTIAL, source, tile, 1 + tile[1])
+        self.steps.append(Step(Kind.REDUCE, tile=tile))
+
+    def _send(self, area: Area, peer: int, tile: TileId) -> None:
+        place = self._place(area, peer, self.rank, tile[1])
+        self.steps.append(Step(Kind.SEND, place, peer, tile))
+        self.unpublished.append(Step(Kind.PUBLISH, place, peer, tile))
+        self._publish_down_to(self.scenario.publish_lag)
+
+    def _await(self, kind: Kind, area: Area, source: int, tile: TileId, level: int) -> None:
+        if self.rules.flush_before_poll:
+            self._flush()
+        place = self._place(area, self.rank, source, max(tile[1], 0))
+        self.steps.append(Step(kind, place, source, tile, level))
+
+    def _flush(self) -> None:
+        self._publish_down_to(0)
+
+    def _publish_down_to(self, left: int) -> None:
+        while len(self.unpublished) > left:
+            self.steps.append(self.unpublished.pop(0))
+
+    def _tiles_of(self, owner: int) -> bool:
+        return any(tile_owner == owner for tile_owner, _ in self.order)
+
+    def _place(self, area: Area, receiver: int, source: int, index: int) -> int:
+        return self.places.number(Place(self.call.workspace, receiver, source, area, index))
