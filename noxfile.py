@@ -38,7 +38,7 @@ WORKERS = ["-n", "auto", "--maxprocesses", "8"]
 
 def group(name: str) -> list[str]:
     """The requirements of one dependency group."""
-    return nox.project.dependency_groups(load_toml(ROOT / "pyproject.toml"), name)
+    return list(nox.project.dependency_groups(load_toml(ROOT / "pyproject.toml"), name))
 
 
 def scratch(session: nox.Session) -> Path:
@@ -125,7 +125,7 @@ def isolated_tests(session: nox.Session) -> None:
 
 
 for _name in TEST_SESSIONS:
-    nox.session(isolated_tests, name=_name)
+    nox.session(name=_name)(isolated_tests)
 
 
 @nox.session
@@ -171,7 +171,7 @@ def integration(session: nox.Session) -> None:
     """All wheels together: the commands, and two processes that exchange over the CPU."""
     folder = scratch(session)
     install(session, *build_wheels(session, PACKAGES, folder / "wheels"), *group("test"))
-    for command in (["doctor"], ["demo", "--m", "33", "--n", "256", "--k", "512"]):
+    for command in (["doctor"], ["demo", "--tokens", "33", "--n", "256", "--k", "512"]):
         answer = session.run("dsv4-gemm-rs", *command, "--json", silent=True, stderr=None)
         session.log(f"{command[0]} answers {', '.join(json.loads(str(answer)))}")
     torchrun(session, 2, "-m", "multiprocess_cpu", *session.posargs)
@@ -216,7 +216,7 @@ def tensor_parallel(session: nox.Session) -> None:
 
 
 for _ranks in (2, 4, 8):
-    nox.session(tensor_parallel, name=f"gpu_tp{_ranks}")
+    nox.session(name=f"gpu_tp{_ranks}")(tensor_parallel)
 
 
 @nox.session

@@ -72,7 +72,8 @@ def test_licence_is_the_repository_s(package: Package) -> None:
 def test_settings_name_every_package() -> None:
     settings = load_toml(ROOT / "pyproject.toml")["tool"]
     relative = [package.root.relative_to(ROOT).as_posix() for package in LAYERS]
-    assert settings["pytest"]["ini_options"]["testpaths"] == ["tests", *(f"{path}/tests" for path in relative)]
+    test_paths = ["tests", *(f"{path}/tests" for path in relative)]
+    assert settings["pytest"]["ini_options"]["testpaths"] == test_paths
     assert settings["mypy"]["mypy_path"] == [f"$MYPY_CONFIG_FILE_DIR/{path}/src" for path in relative]
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks and descriptions of this repository, for nox, pre-commit, the workflows and the repository's tests."""
+"""Checks and descriptions of this repository: for nox, pre-commit, workflows and tests."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.ops.dsv4.gemm_rs`: the operation as a torch operator, so compilers and graphs can hold it.
 
-Workspace and weight travel as integer handles. The operator declares that it writes the workspace's `order`
+Workspace and weight travel as named handles (text, which no compiler takes for a dynamic size). The operator declares that it writes the workspace's `order`
 tensor: two calls are then never merged, dropped or exchanged, which would part the ranks. The exchange's
 real state is deliberately not declared, since a compiler may clone and write back what is declared.
 
@@ -15,14 +15,14 @@ from dsv4_symm_mem.protocol.layout import shard_length
 
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_gemm_rs.host import run_host
-from dsv4_gemm_rs.operands import check_operands
+from dsv4_gemm_rs.operands import check_devices, check_operands
 from dsv4_gemm_rs.unfused import run_unfused
 from dsv4_gemm_rs.weights import weight_of
 from dsv4_gemm_rs.workspace import workspace_of
 
 
 def _perform(
-    x: torch.Tensor, x_scale: torch.Tensor | None, workspace: int, prepared: int, out: torch.Tensor | None
+    x: torch.Tensor, x_scale: torch.Tensor | None, workspace: str, prepared: str, out: torch.Tensor | None
 ) -> torch.Tensor:
     space = workspace_of(workspace)
     operands = check_operands(x, x_scale, weight_of(prepared), space, out)
@@ -46,8 +46,8 @@ def gemm_rs_op(
     weight: torch.Tensor,
     weight_scale: torch.Tensor | None,
     order: torch.Tensor,
-    workspace: int,
-    prepared: int,
+    workspace: str,
+    prepared: str,
 ) -> torch.Tensor:
     """Allocate and return this rank's shard; see `dsv4_gemm_rs.gemm_rs`.
 
@@ -63,10 +63,12 @@ def _(
     weight: torch.Tensor,
     weight_scale: torch.Tensor | None,
     order: torch.Tensor,
-    workspace: int,
-    prepared: int,
+    workspace: str,
+    prepared: str,
 ) -> torch.Tensor:
-    world_size = workspace_of(workspace).world_size
+    space = workspace_of(workspace)
+    check_devices(x, x_scale, weight_of(prepared), space, None)
+    world_size = space.world_size
     return x.new_empty((x.shape[0] + world_size - 1) // world_size, weight.shape[0], dtype=torch.bfloat16)
 
 
@@ -77,8 +79,8 @@ def gemm_rs_out_op(
     weight: torch.Tensor,
     weight_scale: torch.Tensor | None,
     order: torch.Tensor,
-    workspace: int,
-    prepared: int,
+    workspace: str,
+    prepared: str,
     out: torch.Tensor,
 ) -> None:
     """Write this rank's shard into `out`."""
@@ -92,8 +94,8 @@ def _(
     weight: torch.Tensor,
     weight_scale: torch.Tensor | None,
     order: torch.Tensor,
-    workspace: int,
-    prepared: int,
+    workspace: str,
+    prepared: str,
     out: torch.Tensor,
 ) -> None:
-    return None
+    check_devices(x, x_scale, weight_of(prepared), workspace_of(workspace), out)

@@ -55,15 +55,11 @@ def check_operands(
     """
     workspace.check()
     weight.check()
-    if weight.device != workspace.device:
-        raise ArgumentError("weight", str(weight.device), f"{workspace.device}, the workspace's device")
+    check_devices(x, x_scale, weight, workspace, out)
     if weight.n > workspace.n:
         raise ArgumentError("weight", weight.n, f"N of at most {workspace.n}, the workspace's n")
-    if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.shape[1] != weight.k:
-        shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x)
-        raise ArgumentError("x", shape, f"[M, {weight.k}]")
-    if x.device != workspace.device:
-        raise ArgumentError("x", str(x.device), f"{workspace.device}, the workspace's device")
+    if x.dim() != 2 or x.shape[1] != weight.k:
+        raise ArgumentError("x", tuple(x.shape), f"[M, {weight.k}]")
     m = x.shape[0]
     if m > workspace.max_tokens:
         raise ArgumentError("x", m, f"at most {workspace.max_tokens} rows, the workspace's max_tokens")
@@ -87,14 +83,29 @@ def check_operands(
     return Operands(x, x_scale, weight, m)
 
 
+def check_devices(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weight: PreparedWeight,
+    workspace: Workspace,
+    out: torch.Tensor | None,
+) -> None:
+    """Check that every tensor is on the workspace's device; apart, as operators route by device before the rest.
+
+    Raises:
+        ArgumentError: One is elsewhere.
+    """
+    for name, tensor in (("weight", weight.data), ("x", x), ("x_scale", x_scale), ("out", out)):
+        if tensor is not None and tensor.device != workspace.device:
+            raise ArgumentError(name, str(tensor.device), f"{workspace.device}, the workspace's device")
+
+
 def _check_scale(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     m, k = x.shape
     if not isinstance(scale, torch.Tensor):
         raise ArgumentError("x_scale", scale, "E8M0 scale factors for E4M3 activations")
     if scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         raise ArgumentError("x_scale", scale.dtype, "uint8 or float8_e8m0fnu")
-    if scale.device != x.device:
-        raise ArgumentError("x_scale", str(scale.device), f"{x.device}, the device of x")
     shapes = [(swizzled_scale_numel(m, k),), (m, k // BLOCK)]
     if tuple(scale.shape) not in shapes:
         raise ArgumentError("x_scale", tuple(scale.shape), f"{shapes[0]} swizzled 128x4 or {shapes[1]} row-major")
@@ -109,8 +120,6 @@ def _check_out(out: torch.Tensor, m: int, n: int, workspace: Workspace) -> None:
         raise ArgumentError("out", tuple(out.shape), f"{shape}, ceil(M / P) rows")
     if out.dtype != torch.bfloat16:
         raise ArgumentError("out", out.dtype, "bfloat16")
-    if out.device != workspace.device:
-        raise ArgumentError("out", str(out.device), f"{workspace.device}, the workspace's device")
     if not out.is_contiguous():
         raise ArgumentError("out", out.stride(), "a contiguous tensor")
     if out.data_ptr() % _ALIGNMENT and out.numel():

@@ -9,12 +9,17 @@ import torch
 
 from dsv4_gemm_rs.quantize import ScaleLayout, quantize_mxfp8
 from dsv4_gemm_rs.reference import dequantize
-from dsv4_gemm_rs.weights import PreparedWeight, WeightKind, prepare_weight
+from dsv4_gemm_rs.weights import MXFP8_K_MULTIPLE, PreparedWeight, WeightKind, prepare_weight
 
 WO_B_N = 5120
 """Hidden size of DeepSeek-V4.1-Flash: N of its attention output projection."""
 WO_B_K = 8192
 """Its K before the split over ranks (8 groups of rank 1024)."""
+
+
+def default_k(world_size: int) -> int:
+    """`wo_b`'s K of one rank, rounded down to the multiple of 128 that MXFP8 needs and at least 128."""
+    return max(WO_B_K // max(world_size, 1) // MXFP8_K_MULTIPLE, 1) * MXFP8_K_MULTIPLE
 
 
 @dataclass(frozen=True)

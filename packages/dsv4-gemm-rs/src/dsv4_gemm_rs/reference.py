@@ -95,10 +95,15 @@ def worst_error(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) 
     return float(torch.stack(errors).max()) if errors else 0.0
 
 
+def allowed_error(rounding: float) -> float:
+    """Largest error of a correct result, given that of `rounded`: twice it, plus 1e-5."""
+    return 2 * rounding + ABSOLUTE_TOLERANCE
+
+
 def tolerance(activations: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> float:
-    """Largest error that a correct result may have: twice that of `rounded`, plus 1e-5."""
+    """Largest error that a correct result of this problem may have, by `allowed_error`."""
     exact = gemm_reduce_scatter(activations, weights)
-    return 2 * worst_error(rounded(activations, weights), exact) + ABSOLUTE_TOLERANCE
+    return allowed_error(worst_error(rounded(activations, weights), exact))
 
 
 def _split(total: torch.Tensor, world_size: int) -> list[torch.Tensor]:

@@ -66,7 +66,7 @@ class _Source:
 
 
 _handles = itertools.count(1)
-_prepared: weakref.WeakValueDictionary[int, PreparedWeight] = weakref.WeakValueDictionary()
+_prepared: weakref.WeakValueDictionary[str, PreparedWeight] = weakref.WeakValueDictionary()
 
 
 class PreparedWeight:
@@ -77,7 +77,7 @@ class PreparedWeight:
         activation: What happens to BF16 activations.
         data: E4M3 or BF16 [N, K], contiguous.
         scale: E8M0 bytes in the swizzled 128x4 layout (uint8, 1-D), or None for BF16.
-        handle: Number by which torch operators refer to this object.
+        handle: Name by which torch operators refer to this object.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PreparedWeight:
         self._sources: tuple[_Source, ...] = ()
         self._bf16: torch.Tensor | None = None
         self._remember()
-        self.handle = next(_handles)
+        self.handle = f"weight-{next(_handles)}"
         _prepared[self.handle] = self
 
     @property
@@ -161,7 +161,7 @@ class PreparedWeight:
     def _dequantized(self) -> torch.Tensor:
         exact = dequantize_mxfp8(self.data, self._scale_rows())
         rounded = exact.to(torch.bfloat16)
-        wrong = (rounded.float() != exact) & ~exact.isnan()
+        wrong = ((rounded.float() != exact) | exact.isinf()) & ~exact.isnan()
         if bool(wrong.any()):
             row, column = (int(i) for i in wrong.nonzero()[0])
             raise ArgumentError(
@@ -181,7 +181,7 @@ class PreparedWeight:
         self._sources = tuple(_Source.of(tensor) for tensor in tensors)
 
 
-def weight_of(handle: int) -> PreparedWeight:
+def weight_of(handle: str) -> PreparedWeight:
     """The prepared weight that `handle` refers to.
 
     Raises:

@@ -19,7 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -47,7 +47,7 @@ FUSED_ARCHS: frozenset[int] = frozenset()
 """Architectures with a fused kernel in this version."""
 
 _handles = itertools.count(1)
-_workspaces: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
+_workspaces: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDictionary()
 
 
 def exchange_layout(world_size: int, max_tokens: int, n: int) -> ExchangeLayout:
@@ -71,7 +71,7 @@ class Counters:
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Plain dictionaries, ready for JSON."""
-        return {name: dict(counter) for name, counter in asdict(self).items()}
+        return {"calls": dict(self.calls), "fallbacks": dict(self.fallbacks)}
 
 
 class Workspace:
@@ -87,7 +87,7 @@ class Workspace:
         counters: Calls by path and fallbacks by reason.
         order: A one-element tensor that torch operators declare as written, so that compilers keep the order
             of calls; its value means nothing.
-        handle: Number by which torch operators refer to this object.
+        handle: Name by which torch operators refer to this object.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Workspace:
             arena.verify()
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
         self.order = torch.zeros(1, dtype=torch.int32, device=communicator.device)
-        self.handle = next(_handles)
+        self.handle = f"workspace-{next(_handles)}"
         _workspaces[self.handle] = self
 
     @classmethod
@@ -271,7 +271,7 @@ class Workspace:
         self.close(wait=error_type is None)
 
 
-def workspace_of(handle: int) -> Workspace:
+def workspace_of(handle: str) -> Workspace:
     """The workspace that `handle` refers to.
 
     Raises:
@@ -279,7 +279,7 @@ def workspace_of(handle: int) -> Workspace:
     """
     workspace = _workspaces.get(handle)
     if workspace is None:
-        raise ClosedError(f"no workspace has the handle {handle} any more")
+        raise ClosedError(f"no workspace has the handle {handle!r} any more")
     return workspace
 
 

@@ -69,7 +69,7 @@ class ProcessGroupCommunicator:
 
 
 def _default_device(group: dist.ProcessGroup) -> torch.device:
-    if "nccl" in dist.get_backend_config(group) or "cuda" in dist.get_backend_config(group):
+    if "nccl" in str(dist.get_backend_config(group)):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

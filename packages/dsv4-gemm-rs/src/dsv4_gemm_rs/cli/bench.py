@@ -17,7 +17,7 @@ from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.bench.run import run_benchmark
 from dsv4_gemm_rs.cli.groups import command_group, default_device
 from dsv4_gemm_rs.dispatch import Path
-from dsv4_gemm_rs.problems import WO_B_K, WO_B_N
+from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.weights import WeightKind
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             group,
             tokens=options.tokens,
             n=options.n,
-            k=options.k or WO_B_K // group.size,
+            k=options.k or default_k(group.size),
             kind=options.kind,
             workspaces=options.workspaces,
             samples=options.samples,

@@ -14,7 +14,7 @@ from dsv4_symm_mem.probe import SWITCHES, GroupProbe, probe
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.cli.groups import command_group, default_device
 from dsv4_gemm_rs.dispatch import Problem
-from dsv4_gemm_rs.problems import WO_B_K, WO_B_N
+from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_gemm_rs.workspace import Workspace
 
@@ -54,7 +54,7 @@ def _decisions(group: Any) -> list[dict[str, Any]]:
     with Workspace.create(group, max_tokens=max(_TOKENS), n=WO_B_N) as workspace:
         for kind in WeightKind:
             for m in _TOKENS:
-                problem = Problem(m, WO_B_N, WO_B_K // workspace.world_size, kind)
+                problem = Problem(m, WO_B_N, default_k(workspace.world_size), kind)
                 found.append({"kind": kind.value, "m": m, "decision": str(workspace.decide(problem))})
     return found
 

@@ -340,8 +340,8 @@ def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compil
     with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
-                f"the quantiser for {dtype} and {layout} scales is used for the first time on cuda:{device} in a "
-                "CUDA graph capture, where it cannot be loaded; call compile_quantizer before the capture"
+                f"the quantiser for {dtype} and {layout} scales is used for the first time on cuda:{device} "
+                "inside a CUDA graph capture, where it cannot be loaded; call compile_quantizer before it"
             )
         arch = _arch(device)
         function = _compiled.get((arch, dtype, layout))

@@ -39,8 +39,8 @@ With an Inf in the block, the byte is 254 and the finite elements become 0. What
 is not known.
 
 Rejected: `torch.ldexp` and `frexp` (several passes and an FP32 detour that overflows at 2^128); float8
-conversion without the clamp (torch's conversion is not saturating: it returns NaN above 464); a branch that
-skips the non-finite handling when there is none (a host synchronisation on a GPU).
+conversion without the clamp (whether torch's conversion saturates or gives NaN above 464 depends on its
+version); a branch that skips the non-finite handling when there is none (a host synchronisation on a GPU).
 
 Trap: the arithmetic is FP32 and needs subnormals. `torch.set_flush_denormal(True)`, or a library linked with
 -ffast-math that sets the same CPU mode, zeroes inputs below 2^-126.

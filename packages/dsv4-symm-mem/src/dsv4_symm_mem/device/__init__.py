@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel calls: flags, vectors, multicast, bulk copies, fences, each with its PTX and ordering contract.
+"""What a kernel calls: flags, vectors, multicast, bulk copies, fences, each with its PTX and ordering.
 
 All are called from inside `@cute.kernel` or `@cute.jit` code, take global addresses as `Int64`, and compile
 for sm_90a and sm_100a. Importing this package imports CuTe DSL; nothing else of `dsv4_symm_mem` does.

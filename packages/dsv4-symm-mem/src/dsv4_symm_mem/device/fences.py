@@ -21,7 +21,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 @dsl_user_op
 def fence_proxy_async(*, loc: Any = None, ip: Any = None) -> None:
-    """Order this thread's generic accesses and those of the async proxy, in both directions, all state spaces.
+    """Order this thread's generic accesses and those of the async proxy, both ways, in all state spaces.
 
     PTX, sm_90a and sm_100a: `fence.proxy.async;` (ISA section "membar/fence").
 

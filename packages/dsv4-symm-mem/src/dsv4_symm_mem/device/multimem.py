@@ -9,7 +9,7 @@ here keeps by itself:
   reach `multimem_ld_reduce_bf16` through `fence_proxy_alias` on the writer's side before its release, and
   again on the reader's side after its acquire (ISA, "fence.proxy"); the same holds from `multimem_store` to
   ordinary loads.
-* Everything is `.relaxed.sys`, never `.weak`: other devices access the same bytes, and a weak access
+* Data move as `.relaxed.sys`, never `.weak`: other devices access the same bytes, and a weak access
   to data that others touch is a race unless it is ordered; `.gpu` would exclude the very threads it is for.
 
 Inline PTX, since the DSL's public operations have no multimem; every statement clobbers memory, so the
@@ -26,7 +26,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from dsv4_symm_mem.device.vectors import Words
+from dsv4_symm_mem.device.vectors import Words, exactly
 
 
 def _asm(result: Any, operands: list[Any], text: str, constraints: str, loc: Any, ip: Any) -> Any:
@@ -75,11 +75,13 @@ def multimem_store(address: Int64, words: Sequence[Uint32], *, loc: Any = None, 
     Orders nothing; publish with `multimem_store_release` or `multimem_red_add_release`. ISA section
     "multimem.st".
     """
-    if len(words) != 4:
-        raise ValueError(f"words: got {len(words)}, expected 4")
+    exactly(words, 4)
     _asm(
         None,
-        [Int64(address).ir_value(loc=loc, ip=ip), *(Uint32(word).ir_value(loc=loc, ip=ip) for word in words)],
+        [
+            Int64(address).ir_value(loc=loc, ip=ip),
+            *(Uint32(word).ir_value(loc=loc, ip=ip) for word in words),
+        ],
         "multimem.st.relaxed.sys.global.v4.bf16x2 [$0], {$1, $2, $3, $4};",
         "l,r,r,r,r",
         loc,

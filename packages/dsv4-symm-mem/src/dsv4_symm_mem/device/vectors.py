@@ -28,6 +28,7 @@ from cutlass._mlir.dialects import arith, llvm, vector
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from dsv4_symm_mem.device.address import global_pointer
+from dsv4_symm_mem.errors import ArgumentError
 
 Words = tuple[Uint32, ...]
 
@@ -96,7 +97,7 @@ def store_16(address: Int64, words: Sequence[Uint32], *, loc: Any = None, ip: An
     Weak: a peer may read them once it has acquired a flag released at system scope afterwards. ISA section
     "st".
     """
-    _store(address, _exactly(words, 4), loc, ip, level1_eviction_priority="evict_no_allocate")
+    _store(address, exactly(words, 4), loc, ip, level1_eviction_priority="evict_no_allocate")
 
 
 @dsl_user_op
@@ -106,7 +107,7 @@ def store_32(address: Int64, words: Sequence[Uint32], *, loc: Any = None, ip: An
     PTX, sm_100a: `st.global.L1::no_allocate.v8.b32 [a], {s0, ..., s7};`. sm_90a gets two of
     `st.global.L1::no_allocate.v4.b32`, at `[a]` and `[a+16]`. Ordering as `store_16`.
     """
-    _store(address, _exactly(words, 8), loc, ip, level1_eviction_priority="evict_no_allocate")
+    _store(address, exactly(words, 8), loc, ip, level1_eviction_priority="evict_no_allocate")
 
 
 @dsl_user_op
@@ -117,12 +118,13 @@ def store_relaxed_16(address: Int64, words: Sequence[Uint32], *, loc: Any = None
 
     A reader sees each word whole, the four in any order. Orders nothing else.
     """
-    _store(address, _exactly(words, 4), loc, ip, sem="relaxed", scope="sys")
+    _store(address, exactly(words, 4), loc, ip, sem="relaxed", scope="sys")
 
 
-def _exactly(words: Sequence[Uint32], count: int) -> Sequence[Uint32]:
+def exactly(words: Sequence[Uint32], count: int) -> Sequence[Uint32]:
+    """The `words`, if there are `count` of them; else raises `ArgumentError` while the kernel is traced."""
     if len(words) != count:
-        raise ValueError(f"words: got {len(words)}, expected {count}")
+        raise ArgumentError("words", f"{len(words)} words", f"{count} words")
     return words
 
 
@@ -152,7 +154,7 @@ def pack_bf16(values: Sequence[Float32], *, loc: Any = None, ip: Any = None) -> 
     half; ISA section "cvt").
     """
     if len(values) % 2:
-        raise ValueError(f"values: got {len(values)}, expected an even number")
+        raise ArgumentError("values", f"{len(values)} values", "an even number")
     pair_type = ir.VectorType.get([2], T.f32())
     half_type = ir.VectorType.get([2], T.bf16())
     words: list[Uint32] = []
@@ -181,7 +183,9 @@ def add_bf16(
     PTX, sm_90a and sm_100a, per word: the two of `unpack_bf16` and twice `add.rn.f32 d, a, b;`
     """
     if len(accumulators) != 2 * len(words):
-        raise ValueError(f"accumulators: got {len(accumulators)}, expected {2 * len(words)}")
+        raise ArgumentError(
+            "accumulators", f"{len(accumulators)} values", f"two for each of {len(words)} words"
+        )
     return tuple(
         _add_rn(accumulator, value, loc, ip)
         for accumulator, value in zip(accumulators, unpack_bf16(words, loc=loc, ip=ip), strict=True)

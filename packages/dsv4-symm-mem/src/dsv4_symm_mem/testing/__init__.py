@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test support that the packages' test-suites share; nothing here is used when a kernel runs."""
+"""Test support that other packages' tests share; part of the wheel, never imported by it."""

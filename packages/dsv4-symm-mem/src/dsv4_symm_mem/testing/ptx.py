@@ -69,7 +69,7 @@ def instructions(ptx: str) -> list[str]:
 
 
 def opcodes(ptx: str) -> list[str]:
-    """The opcode of each statement with its modifiers, without predicate, as `"ld.acquire.sys.global.b64"`."""
+    """The opcode of each statement with its modifiers, no predicate, as `"ld.acquire.sys.global.b64"`."""
     return [re.sub(r"^@!?%\w+ ", "", statement).split(" ", 1)[0] for statement in instructions(ptx)]
 
 

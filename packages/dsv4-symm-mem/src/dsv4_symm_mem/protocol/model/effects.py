@@ -155,7 +155,9 @@ def _store_output(state: State, action: Action, after: Worker, tile: TileId) -> 
     rank = _with_worker(state, action, after).ranks[action.rank]
     frame = rank.frames[action.frame]
     if tile in frame.written:
-        return Violation(ViolationKind.WRONG_OUTPUT, f"rank {action.rank} stores tile {tile_text(tile)} twice")
+        return Violation(
+            ViolationKind.WRONG_OUTPUT, f"rank {action.rank} stores tile {tile_text(tile)} twice"
+        )
     frame = frame._replace(written=tuple(sorted((*frame.written, tile))))
     return _with_rank(state, action.rank, rank._replace(frames=_set(rank.frames, action.frame, frame)))
 
@@ -223,8 +225,12 @@ def _abort(machine: Machine, state: State, action: Action) -> State | Violation:
     if action.event is not Event.GIVE_UP or machine.rules.earliest_wait_blames:
         word = _stronger(machine, rank.abort, Blame(silent, worker.epoch, step.level, step.peer))
         if word != rank.abort:
-            alive = (other for other, peer in enumerate(state.ranks) if other != action.rank and not peer.dead)
-            told = {*rank.notices, *((other, word) for other in alive)} if machine.rules.broadcast_abort else ()
+            alive = (
+                other for other, peer in enumerate(state.ranks) if other != action.rank and not peer.dead
+            )
+            told = (
+                {*rank.notices, *((other, word) for other in alive)} if machine.rules.broadcast_abort else ()
+            )
             rank = rank._replace(abort=word, notices=tuple(sorted(told)))
     written = frame.written if machine.rules.last_worker_fills else ()
     ended = Frame(frame.call, _set(frame.workers, action.worker, Worker(ENDED)), written, aborted=True)

@@ -9,12 +9,11 @@ source alive, that rank would be stuck at a smaller one. That is why abort words
 
 from __future__ import annotations
 
+from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.model.program import Places, Step, compile_programs
 from dsv4_symm_mem.protocol.model.scenario import Rules, Scenario
 from dsv4_symm_mem.protocol.model.state import Action, Frame, Rank, State, Worker
 from dsv4_symm_mem.protocol.words import bank_of, epoch_of, signal
-
-BANKS = 2
 
 
 class Machine:

@@ -76,7 +76,7 @@ class Place(NamedTuple):
     receiver: int
     source: int
     area: Area
-    index: int
+    item: int
 
 
 class Places:
@@ -100,7 +100,10 @@ def compile_programs(
     """Programs by [rank][call][worker], calls as numbered in the scenario."""
     return tuple(
         tuple(
-            tuple(_Compiler(scenario, rules, places, rank, call, worker).run() for worker in range(scenario.workers))
+            tuple(
+                _Compiler(scenario, rules, places, rank, call, worker).run()
+                for worker in range(scenario.workers)
+            )
             for call in scenario.calls
         )
         for rank in range(scenario.world_size)

@@ -165,7 +165,7 @@ SOUND = Rules()
 
 
 def grouped_order(owned: Sequence[int], rank: int, lag: int = 1) -> tuple[TileId, ...]:
-    """The order of the design with groups of one tile: each step the remote tiles, then an own one of earlier.
+    """The design's order in groups of one tile: at each step the remote tiles, then an own one of earlier.
 
     Args:
         owned: Tiles that each rank owns.
@@ -200,7 +200,7 @@ def uniform_call(
 
 
 def signature_of(owned: Iterable[int], operation: Operation) -> int:
-    """A signature for a call with `owned` tiles per rank (each below 8, at most 4 ranks): digits, no digest."""
+    """A signature for a call with `owned` tiles per rank, each below 8, at most 4 ranks: digits of it."""
     digits = int(operation)
     for tiles in owned:
         digits = digits * 8 + tiles

@@ -47,7 +47,10 @@ class Pending(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """One CTA. `step` indexes its program, or is NOT_STARTED or ENDED; `added` are the sources added so far."""
+    """One CTA.
+
+    `step` indexes its program, or is NOT_STARTED or ENDED; `added` are the sources added so far.
+    """
 
     step: int = NOT_STARTED
     epoch: int = 0
@@ -108,7 +111,7 @@ class Event(enum.IntEnum):
 
 
 PROGRESS = frozenset({Event.LAUNCH, Event.START, Event.STEP, Event.LAND, Event.FIND_MISMATCH})
-"""What healthy ranks do without being told of a fault; a patient deadline expires only when none is possible."""
+"""What healthy ranks do untold of any fault; a patient deadline expires only when none is possible."""
 
 
 class Action(NamedTuple):

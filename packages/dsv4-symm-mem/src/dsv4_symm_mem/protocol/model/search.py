@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.protocol.model.effects import apply
-from dsv4_symm_mem.protocol.model.machine import BANKS, Machine
+from dsv4_symm_mem.protocol.model.machine import Machine
 from dsv4_symm_mem.protocol.model.moves import enabled
 from dsv4_symm_mem.protocol.model.narrate import narrate
 from dsv4_symm_mem.protocol.model.program import WAITS, Kind
@@ -186,7 +186,9 @@ def _stuck_workers(machine: Machine, state: State, ranks: list[int]) -> list[Act
 
 
 def _words_text(machine: Machine, state: State) -> str:
-    return ", ".join(f"rank {number}: {_outcome(machine, state, number)}" for number in range(len(state.ranks)))
+    return ", ".join(
+        f"rank {number}: {_outcome(machine, state, number)}" for number in range(len(state.ranks))
+    )
 
 
 def _outcome(machine: Machine, state: State, number: int) -> str:

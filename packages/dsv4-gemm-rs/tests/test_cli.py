@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what it prints for people, what it prints for programs, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dsv4_gemm_rs.bench.report import Report
+from dsv4_gemm_rs.cli import demo
+from dsv4_gemm_rs.cli.main import main
+from dsv4_symm_mem.errors import ArgumentError
+
+SMALL = ["--ranks", "2", "--n", "128", "--k", "128"]
+
+
+def test_the_demo_passes_and_says_which_path_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *SMALL, "--tokens", "9", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "PASSED" in text and "not fused: fused kernels need a GPU" in text
+    assert "1,152 bytes sent by each rank" in text
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "bf16"])
+@pytest.mark.parametrize("path", ["host", "unfused"])
+def test_the_demo_speaks_json(kind: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["demo", *SMALL, "--tokens", "9", "--kind", kind, "--path", path, "--json", "--device", "cpu"]
+    assert main(arguments) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["passed"] and said["bit_equal_repeat"] and said["error"] <= said["tolerance"]
+    assert said["calls"]["calls"] == {path: 2}
+
+
+def test_the_demo_fails_on_a_wrong_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = demo.gemm_rs
+    monkeypatch.setattr(demo, "gemm_rs", lambda *arguments: right(*arguments) + 1)
+    assert main(["demo", *SMALL, "--tokens", "9", "--device", "cpu"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_request_that_cannot_be_met_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *SMALL, "--tokens", "9", "--path", "fused", "--device", "cpu"]) == 2
+    assert "'fused' was requested, but fused kernels need a GPU" in capsys.readouterr().err
+    assert main(["demo", "--ranks", "0"]) == 2
+    assert "size: got 0" in capsys.readouterr().err
+    assert main(["bench", *SMALL, "--samples", "0"]) == 2
+    assert "--samples: got 0" in capsys.readouterr().err
+
+
+def test_the_doctor_describes_and_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--ranks", "2", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "2 ranks, symmetric memory: virtual" in text and "multicast: no, " in text
+    assert main(["doctor", "--ranks", "2", "--device", "cpu", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert len(said["devices"]) == 2 and {d["kind"] for d in said["decisions"]} == {"mxfp8", "bf16"}
+
+
+def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plot)")
+    output = tmp_path / "results" / "kernel.json"
+    options = ["--workspaces", "2", "--samples", "3", "--output", str(output), "--device", "cpu"]
+    assert main(["bench", *SMALL, "--tokens", "4", "9", *options]) == 0
+    captured = capsys.readouterr()
+    assert "gemm-then-reduce-scatter" in captured.out and "M=9" in captured.out
+    assert captured.err.count(" us") == 10
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    report = Report.read(output)
+    assert {row["case"] for row in report.rows} == {
+        "quantise", "gemm", "reduce-scatter", "gemm-then-reduce-scatter", "dispatched"
+    }
+    assert all(row["median_us"] > 0 and row["samples"] == 3 for row in report.rows)
+    assert [row["wire_bytes"] for row in report.rows if row["case"] == "gemm"] == [512, 1152]
+    assert report.machine["ranks"] == 2 and report.versions["torch"] and report.date and report.command
+    assert [check.holds for check in report.checks] == [c.value <= c.target for c in report.checks]
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text in ("", "{}", '{"schema": 0}', '{"schema": 1, "checks": []}'):
+        path.write_text(text)
+        with pytest.raises(ArgumentError, match="a result file of schema 1"):
+            Report.read(path)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision table, every row with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from dsv4_gemm_rs.dispatch import Exchange, Gemm, Machine, Path, Problem, decide
+from dsv4_gemm_rs.environment import default_deadline, requested_path
+from dsv4_gemm_rs.weights import WeightKind
+from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
+
+CPU = Machine(None, 4, False, True, False, False, frozenset())
+HOPPER = Machine(90, 4, False, True, True, False, frozenset())
+BLACKWELL = replace(HOPPER, arch=100, multicast=True)
+MXFP8 = Problem(1024, 5120, 2048, WeightKind.MXFP8)
+BF16 = replace(MXFP8, kind=WeightKind.BF16)
+
+
+@pytest.mark.parametrize(
+    ("machine", "problem", "path", "gemm", "exchange", "reason"),
+    [
+        (CPU, MXFP8, Path.HOST, Gemm.HOST, Exchange.HOST_PUSH, "fused kernels need a GPU"),
+        (replace(CPU, world_size=1), MXFP8, Path.HOST, Gemm.HOST, Exchange.NONE, "need a GPU"),
+        (
+            replace(CPU, symmetric=False, process_group=True),
+            MXFP8,
+            Path.UNFUSED,
+            Gemm.BF16,
+            Exchange.ALL_TO_ALL,
+            "symmetric memory could not be mapped",
+        ),
+        (HOPPER, MXFP8, Path.UNFUSED, Gemm.BF16, Exchange.ALL_TO_ALL, "no fused kernel for sm_90"),
+        (HOPPER, BF16, Path.UNFUSED, Gemm.BF16, Exchange.ALL_TO_ALL, "no fused kernel for sm_90"),
+        (
+            replace(HOPPER, process_group=False),
+            MXFP8,
+            Path.UNFUSED,
+            Gemm.BF16,
+            Exchange.HOST_PUSH,
+            "no fused kernel for sm_90",
+        ),
+        (BLACKWELL, MXFP8, Path.UNFUSED, Gemm.SCALED_MM, Exchange.ALL_TO_ALL, "no fused kernel for sm_100"),
+        (
+            replace(BLACKWELL, flashinfer=True),
+            MXFP8,
+            Path.UNFUSED,
+            Gemm.FLASHINFER,
+            Exchange.ALL_TO_ALL,
+            "no fused kernel for sm_100",
+        ),
+        (replace(BLACKWELL, flashinfer=True), BF16, Path.UNFUSED, Gemm.BF16, Exchange.ALL_TO_ALL, "sm_100"),
+        (replace(HOPPER, world_size=1), MXFP8, Path.UNFUSED, Gemm.BF16, Exchange.NONE, "sm_90"),
+        (
+            replace(HOPPER, fused_archs=frozenset({90}), symmetric=False),
+            MXFP8,
+            Path.UNFUSED,
+            Gemm.BF16,
+            Exchange.ALL_TO_ALL,
+            "symmetric memory could not be mapped",
+        ),
+    ],
+)
+def test_fallbacks_say_why(
+    machine: Machine, problem: Problem, path: Path, gemm: Gemm, exchange: Exchange, reason: str
+) -> None:
+    decision = decide(machine, problem)
+    assert (decision.path, decision.gemm, decision.exchange) == (path, gemm, exchange)
+    assert decision.rejected[0].path is Path.FUSED
+    assert any(reason in rejection.reason for rejection in decision.rejected)
+    assert reason in str(decision)
+
+
+@pytest.mark.parametrize(("arch", "gemm"), [(90, Gemm.FUSED_SM90), (100, Gemm.FUSED_SM100)])
+def test_a_fused_kernel_is_taken_where_there_is_one(arch: int, gemm: Gemm) -> None:
+    decision = decide(replace(HOPPER, arch=arch, fused_archs=frozenset({90, 100})), MXFP8)
+    assert (decision.path, decision.gemm, decision.exchange) == (Path.FUSED, gemm, Exchange.PUSH)
+    assert decision.rejected == ()
+
+
+def test_a_request_is_met_or_refused_never_replaced() -> None:
+    assert decide(HOPPER, MXFP8, Path.HOST).path is Path.HOST
+    assert decide(CPU, MXFP8, Path.UNFUSED).exchange is Exchange.HOST_PUSH
+    with pytest.raises(UnsupportedError, match="'fused' was requested, but this version has no fused kernel for sm_90"):
+        decide(HOPPER, MXFP8, Path.FUSED)
+    with pytest.raises(UnsupportedError, match="'host' was requested, but symmetric memory could not be mapped"):
+        decide(replace(HOPPER, symmetric=False), MXFP8, Path.HOST)
+    with pytest.raises(UnsupportedError, match="no path: fused: .*; host: .*; unfused: there is neither"):
+        decide(replace(CPU, symmetric=False), MXFP8)
+
+
+def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, path in (("auto", None), ("", None), ("HOST", Path.HOST), (" unfused ", Path.UNFUSED)):
+        monkeypatch.setenv("DSV4_GEMM_RS_PATH", value)
+        assert requested_path() is path
+    monkeypatch.setenv("DSV4_GEMM_RS_PATH", "fast")
+    with pytest.raises(ArgumentError, match="DSV4_GEMM_RS_PATH: got 'fast'"):
+        requested_path()
+    assert default_deadline() == 30.0
+    monkeypatch.setenv("DSV4_GEMM_RS_DEADLINE", "0.5")
+    assert default_deadline() == 0.5
+    for value in ("-1", "soon", "inf", "nan"):
+        monkeypatch.setenv("DSV4_GEMM_RS_DEADLINE", value)
+        with pytest.raises(ArgumentError, match="DSV4_GEMM_RS_DEADLINE"):
+            default_deadline()
