@@ -52,6 +52,15 @@ def test_ci_runs_exactly_the_readme_s_test_command() -> None:
     assert script.partition("# readme: tests\n")[2] == match.group(1)
 
 
+EXAMPLES = [ROOT / "README.md", *(package.root / "README.md" for package in layers())]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.parent.name))
+def test_python_examples_run(path: Path) -> None:
+    for program in re.findall(r"```python\n(.*?)```", text_of(path), re.DOTALL):
+        subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", text_of(path))
