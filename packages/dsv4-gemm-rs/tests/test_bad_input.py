@@ -46,9 +46,15 @@ BAD_CALLS: dict[str, tuple[str, Call]] = {
     "x K": (r"x: got \(12, 64\), expected \[M, 128\]", lambda x, w, s: gemm_rs(bf16(M, 64), w, s)),
     "x device": ("x: got 'meta', expected cpu", lambda x, w, s: gemm_rs(x.to("meta"), w, s)),
     "x rows": ("x: got 17, expected at most 16 rows", lambda x, w, s: gemm_rs(bf16(17, K), w, s)),
-    "x transposed": (r"x: got \(1, 128\), expected unit", lambda x, w, s: gemm_rs(bf16(K, 128)[:, :M].T, w, s)),
+    "x transposed": (
+        r"x: got \(1, 128\), expected unit",
+        lambda x, w, s: gemm_rs(bf16(K, 128)[:, :M].T, w, s),
+    ),
     "x row stride": (r"x: got \(129, 1\)", lambda x, w, s: gemm_rs(bf16(M, K + 1)[:, :K], w, s)),
-    "x overlapping": (r"x: got \(64, 1\)", lambda x, w, s: gemm_rs(bf16(4096).as_strided((M, K), (64, 1)), w, s)),
+    "x overlapping": (
+        r"x: got \(64, 1\)",
+        lambda x, w, s: gemm_rs(bf16(4096).as_strided((M, K), (64, 1)), w, s),
+    ),
     "x broadcast": (r"x: got \(0, 1\)", lambda x, w, s: gemm_rs(bf16(1, K).expand(M, K), w, s)),
     "x address": ("16-byte aligned", lambda x, w, s: gemm_rs(bf16(M * K + 1)[1:].view(M, K), w, s)),
     "x type": ("x: got 'list'", lambda x, w, s: gemm_rs([x], w, s)),  # type: ignore[arg-type]
@@ -58,15 +64,24 @@ BAD_CALLS: dict[str, tuple[str, Call]] = {
     "scale dtype": ("x_scale: got torch.int32", lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.int()), w, s)),
     "scale shape": (r"x_scale: got \(12, 3\)", lambda x, w, s: gemm_rs((e4m3(M, K), SCALE[:, :3]), w, s)),
     "scale flat": (r"x_scale: got \(48,\)", lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.reshape(-1)), w, s)),
-    "scale stride": ("x_scale: got .* contiguous", lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.T.contiguous().T), w, s)),
+    "scale stride": (
+        "x_scale: got .* contiguous",
+        lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.T.contiguous().T), w, s),
+    ),
     "scale device": ("x_scale: got 'meta'", lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.to("meta")), w, s)),
     "weight type": ("weight: got 'Tensor', expected a PreparedWeight", lambda x, w, s: gemm_rs(x, w.data, s)),  # type: ignore[arg-type]
     "workspace type": ("workspace: got 'int'", lambda x, w, s: gemm_rs(x, w, 3)),  # type: ignore[arg-type]
-    "out shape": (r"out: got \(12, 128\), expected \(6, 128\)", lambda x, w, s: gemm_rs(x, w, s, out=bf16(M, N))),
+    "out shape": (
+        r"out: got \(12, 128\), expected \(6, 128\)",
+        lambda x, w, s: gemm_rs(x, w, s, out=bf16(M, N)),
+    ),
     "out dtype": ("out: got torch.float32", lambda x, w, s: gemm_rs(x, w, s, out=bf16(6, N).float())),
     "out stride": ("out: got .* contiguous", lambda x, w, s: gemm_rs(x, w, s, out=bf16(N, 6).T)),
     "out device": ("out: got 'meta'", lambda x, w, s: gemm_rs(x, w, s, out=bf16(6, N).to("meta"))),
-    "out address": ("out: got 'address", lambda x, w, s: gemm_rs(x, w, s, out=bf16(6 * N + 1)[1:].view(6, N))),
+    "out address": (
+        "out: got 'address",
+        lambda x, w, s: gemm_rs(x, w, s, out=bf16(6 * N + 1)[1:].view(6, N)),
+    ),
 }
 
 
@@ -93,7 +108,7 @@ def test_weights_that_do_not_fit_the_workspace() -> None:
         with pytest.raises(ArgumentError, match="weight: got 'meta'"):
             gemm_rs(bf16(4, 64), elsewhere, space)
         narrow = prepare_weight(bf16(64, 64))
-        with pytest.raises(ArgumentError, match="x: got torch.float8_e4m3fn, expected bfloat16 for bf16"):
+        with pytest.raises(ArgumentError, match=r"x: got torch\.float8_e4m3fn, expected bfloat16 for bf16"):
             gemm_rs((e4m3(4, 64), SCALE[:4, :2]), narrow, space)
 
 
@@ -149,7 +164,9 @@ def test_bad_workspaces_are_named(options: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "n", "deadline", "path"])
 def test_workspaces_that_differ_are_refused_on_every_rank(name: str) -> None:
-    values = {"max_tokens": (16, 32), "n": (64, 128), "deadline": (1.0, 2.0), "path": ("host", "unfused")}[name]
+    values = {"max_tokens": (16, 32), "n": (64, 128), "deadline": (1.0, 2.0), "path": ("host", "unfused")}[
+        name
+    ]
 
     def step(rank: Any) -> str:
         options: dict[str, Any] = {"max_tokens": 16, "n": 64, name: values[rank.rank]}
@@ -181,7 +198,8 @@ def test_a_rank_that_raises_alone_leaves_nobody_waiting_past_the_deadline() -> N
     with ranks(2, max_tokens=64, n=64, deadline=0.3) as group:
         errors = group.errors(lambda s: gemm_rs(bf16(20, 64 - 8 * s.rank), weight, s))
         assert isinstance(errors[1], ArgumentError)
-        assert isinstance(errors[0], PeerTimeoutError) and errors[0].blamed == 1
+        assert isinstance(errors[0], PeerTimeoutError)
+        assert errors[0].blamed == 1
         with pytest.raises(ExchangeError):
             group.workspaces[1].check()
 

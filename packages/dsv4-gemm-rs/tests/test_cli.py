@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from dsv4_gemm_rs import gemm_rs
 from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.cli import demo
 from dsv4_gemm_rs.cli.main import main
@@ -18,7 +19,8 @@ SMALL = ["--ranks", "2", "--n", "128", "--k", "128"]
 def test_the_demo_passes_and_says_which_path_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *SMALL, "--tokens", "9", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert "PASSED" in text and "not fused: fused kernels need a GPU" in text
+    assert "PASSED" in text
+    assert "not fused: fused kernels need a GPU" in text
     assert "1,152 bytes sent by each rank" in text
 
 
@@ -28,14 +30,16 @@ def test_the_demo_speaks_json(kind: str, path: str, capsys: pytest.CaptureFixtur
     arguments = ["demo", *SMALL, "--tokens", "9", "--kind", kind, "--path", path, "--json", "--device", "cpu"]
     assert main(arguments) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["passed"] and said["bit_equal_repeat"] and said["error"] <= said["tolerance"]
+    assert said["passed"]
+    assert said["bit_equal_repeat"]
+    assert said["error"] <= said["tolerance"]
     assert said["calls"]["calls"] == {path: 2}
 
 
 def test_the_demo_fails_on_a_wrong_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = demo.gemm_rs
+    right = gemm_rs
     monkeypatch.setattr(demo, "gemm_rs", lambda *arguments: right(*arguments) + 1)
     assert main(["demo", *SMALL, "--tokens", "9", "--device", "cpu"]) == 1
     assert "FAILED" in capsys.readouterr().out
@@ -53,10 +57,12 @@ def test_a_request_that_cannot_be_met_is_exit_code_2(capsys: pytest.CaptureFixtu
 def test_the_doctor_describes_and_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "2", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert "2 ranks, symmetric memory: virtual" in text and "multicast: no, " in text
+    assert "2 ranks, symmetric memory: virtual" in text
+    assert "multicast: no, " in text
     assert main(["doctor", "--ranks", "2", "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert len(said["devices"]) == 2 and {d["kind"] for d in said["decisions"]} == {"mxfp8", "bf16"}
+    assert len(said["devices"]) == 2
+    assert {d["kind"] for d in said["decisions"]} == {"mxfp8", "bf16"}
 
 
 def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,16 +71,24 @@ def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest
     options = ["--workspaces", "2", "--samples", "3", "--output", str(output), "--device", "cpu"]
     assert main(["bench", *SMALL, "--tokens", "4", "9", *options]) == 0
     captured = capsys.readouterr()
-    assert "gemm-then-reduce-scatter" in captured.out and "M=9" in captured.out
+    assert "gemm-then-reduce-scatter" in captured.out
+    assert "M=9" in captured.out
     assert captured.err.count(" us") == 10
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     report = Report.read(output)
     assert {row["case"] for row in report.rows} == {
-        "quantise", "gemm", "reduce-scatter", "gemm-then-reduce-scatter", "dispatched"
+        "quantise",
+        "gemm",
+        "reduce-scatter",
+        "gemm-then-reduce-scatter",
+        "dispatched",
     }
     assert all(row["median_us"] > 0 and row["samples"] == 3 for row in report.rows)
     assert [row["wire_bytes"] for row in report.rows if row["case"] == "gemm"] == [512, 1152]
-    assert report.machine["ranks"] == 2 and report.versions["torch"] and report.date and report.command
+    assert report.machine["ranks"] == 2
+    assert report.versions["torch"]
+    assert report.date
+    assert report.command
     assert [check.holds for check in report.checks] == [c.value <= c.target for c in report.checks]
 
 

@@ -35,10 +35,16 @@ def test_the_fake_has_the_real_shape(m: int) -> None:
         space, p = group.workspaces[0], problems[0]
         with FakeTensorMode() as mode:
             fake = torch.ops.dsv4.gemm_rs(
-                mode.from_tensor(p.x), None, mode.from_tensor(p.weight.data), None,
-                mode.from_tensor(space.order), space.handle, p.weight.handle,
+                mode.from_tensor(p.x),
+                None,
+                mode.from_tensor(p.weight.data),
+                None,
+                mode.from_tensor(space.order),
+                space.handle,
+                p.weight.handle,
             )
-        assert fake.shape == real[0].shape and fake.dtype == real[0].dtype
+        assert fake.shape == real[0].shape
+        assert fake.dtype == real[0].dtype
 
 
 def model(group: Ranks, problems: list) -> list:  # type: ignore[type-arg]

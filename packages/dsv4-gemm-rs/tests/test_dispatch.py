@@ -82,11 +82,15 @@ def test_a_fused_kernel_is_taken_where_there_is_one(arch: int, gemm: Gemm) -> No
 def test_a_request_is_met_or_refused_never_replaced() -> None:
     assert decide(HOPPER, MXFP8, Path.HOST).path is Path.HOST
     assert decide(CPU, MXFP8, Path.UNFUSED).exchange is Exchange.HOST_PUSH
-    with pytest.raises(UnsupportedError, match="'fused' was requested, but this version has no fused kernel for sm_90"):
+    with pytest.raises(
+        UnsupportedError, match="'fused' was requested, but this version has no fused kernel for sm_90"
+    ):
         decide(HOPPER, MXFP8, Path.FUSED)
-    with pytest.raises(UnsupportedError, match="'host' was requested, but symmetric memory could not be mapped"):
+    with pytest.raises(
+        UnsupportedError, match="'host' was requested, but symmetric memory could not be mapped"
+    ):
         decide(replace(HOPPER, symmetric=False), MXFP8, Path.HOST)
-    with pytest.raises(UnsupportedError, match="no path: fused: .*; host: .*; unfused: there is neither"):
+    with pytest.raises(UnsupportedError, match=r"no path: fused: .*; host: .*; unfused: there is neither"):
         decide(replace(CPU, symmetric=False), MXFP8)
 
 

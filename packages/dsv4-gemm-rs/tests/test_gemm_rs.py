@@ -48,7 +48,10 @@ def test_exact_on_integers() -> None:
 
 def test_the_paths_agree_on_what_each_promises() -> None:
     problems = problems_for(4, 130, N, K, WeightKind.MXFP8)
-    with ranks(4, max_tokens=130, n=N, path="host") as host, ranks(4, max_tokens=130, n=N, path="unfused") as unfused:
+    with (
+        ranks(4, max_tokens=130, n=N, path="host") as host,
+        ranks(4, max_tokens=130, n=N, path="unfused") as unfused,
+    ):
         assert_right(host.call(problems), problems)
         assert_right(unfused.call(problems), problems)
         assert host.workspaces[0].counters.calls == {"host": 1}
@@ -103,14 +106,17 @@ def test_a_nan_scale_of_activations_comes_out_as_nan() -> None:
     quantised[1].scale[5, 2] = 255
     with ranks(2, max_tokens=8, n=N) as group:
         out = torch.cat(group.run(lambda s: gemm_rs(quantised[s.rank], problems[s.rank].weight, s)))
-    assert out[5].isnan().all() and out.isnan().any(dim=1).sum() == 1
+    assert out[5].isnan().all()
+    assert out.isnan().any(dim=1).sum() == 1
 
 
 def test_a_callers_output_is_filled_whole_and_returned() -> None:
     problems = problems_for(4, 10, N, K, WeightKind.BF16)
     outs = [torch.full((3, N), float("nan"), dtype=torch.bfloat16) for _ in range(4)]
     with ranks(4, max_tokens=10, n=N) as group:
-        returned = group.run(lambda s: gemm_rs(problems[s.rank].x, problems[s.rank].weight, s, out=outs[s.rank]))
+        returned = group.run(
+            lambda s: gemm_rs(problems[s.rank].x, problems[s.rank].weight, s, out=outs[s.rank])
+        )
     assert all(r is o for r, o in zip(returned, outs, strict=True))
     assert_right(outs, problems)
 
@@ -149,7 +155,7 @@ def poison(group: Ranks) -> None:
     """Fill all slots of all ranks with BF16 NaN bits."""
     for space in group.workspaces:
         assert space.exchange is not None
-        block = space.exchange._blocks[space.rank]
+        block = space.exchange.blocks[space.rank]
         block[space.exchange.layout.slots_offset :].fill_(0xFF)
 
 
@@ -173,4 +179,5 @@ def test_outputs_outlive_later_calls_and_the_workspace() -> None:
 def test_an_mxfp8_value_carries_its_layout() -> None:
     quantised = quantize_mxfp8(torch.ones(3, 64, dtype=torch.bfloat16))
     assert isinstance(quantised, Mxfp8)
-    assert quantised.layout is ScaleLayout.SWIZZLED and quantised.scale.dim() == 1
+    assert quantised.layout is ScaleLayout.SWIZZLED
+    assert quantised.scale.dim() == 1

@@ -86,7 +86,7 @@ class Poisoned:
 
 def check(x: torch.Tensor, layout: ScaleLayout, rule: ScaleRule) -> None:
     """`x` is on the device; the reference quantises its copy on the CPU."""
-    poisoned = Poisoned(*x.shape, layout)
+    poisoned = Poisoned(x.shape[0], x.shape[1], layout)
     assert quantize_mxfp8(x, layout=layout, rule=rule, out=poisoned.out) is poisoned.out
     poisoned.check(quantize_mxfp8(x.cpu(), layout=layout, rule=rule))
 
@@ -237,7 +237,8 @@ def test_device_that_is_not_current() -> None:
 def test_operator_compiles(layout: ScaleLayout) -> None:
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     def traced(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ops.dsv4.quantize_mxfp8(x, str(layout), "vllm")
+        data, scale = torch.ops.dsv4.quantize_mxfp8(x, str(layout), "vllm")
+        return data, scale
 
     for rows in (5, 300):
         x = adversarial(rows, 96, torch.bfloat16)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from dsv4_gemm_rs.quantize import (
@@ -100,18 +102,24 @@ def test_other_shapes_are_refused(data: tuple[int, ...], scale: tuple[int, ...])
     assert raised.value.value in (data, scale)
 
 
-def test_bad_arguments_of_the_conversions() -> None:
-    scale = random_scales(4, 4)
-    for argument, call in (
-        ("scale", lambda: swizzle_scales(scale[0])),
-        ("scale.dtype", lambda: swizzle_scales(scale.int())),
+SCALE = torch.zeros(4, 4, dtype=torch.uint8)
+FLAT = torch.zeros(512, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("scale", lambda: swizzle_scales(SCALE[0])),
+        ("scale.dtype", lambda: swizzle_scales(SCALE.int())),
         ("scale", lambda: swizzle_scales("scale")),  # type: ignore[arg-type]
-        ("flat", lambda: unswizzle_scales(torch.zeros(511, dtype=torch.uint8), 4, 128)),
-        ("flat", lambda: unswizzle_scales(torch.zeros(4, 128, dtype=torch.uint8), 4, 128)),
-        ("flat.dtype", lambda: unswizzle_scales(torch.zeros(512), 4, 128)),
-        ("k", lambda: unswizzle_scales(torch.zeros(512, dtype=torch.uint8), 4, 100)),
-        ("rows", lambda: unswizzle_scales(torch.zeros(512, dtype=torch.uint8), -1, 128)),
-    ):
-        with pytest.raises(ArgumentError) as raised:
-            call()
-        assert raised.value.argument == argument
+        ("flat", lambda: unswizzle_scales(FLAT[1:], 4, 128)),
+        ("flat", lambda: unswizzle_scales(FLAT.view(4, 128), 4, 128)),
+        ("flat.dtype", lambda: unswizzle_scales(FLAT.float(), 4, 128)),
+        ("k", lambda: unswizzle_scales(FLAT, 4, 100)),
+        ("rows", lambda: unswizzle_scales(FLAT, -1, 128)),
+    ],
+)
+def test_bad_arguments_of_the_conversions(argument: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        call()
+    assert raised.value.argument == argument

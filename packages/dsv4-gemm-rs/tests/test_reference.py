@@ -44,7 +44,8 @@ def test_shards_are_padded_with_zeros(m: int) -> None:
     shards = gemm_reduce_scatter(xs, ws)
     assert [tuple(s.shape) for s in shards] == [(-(-m // 3), 2)] * 3
     joined = torch.cat(shards)
-    assert torch.equal(joined[:m], torch.full((m, 2), 192.0, dtype=torch.float64)) and not joined[m:].any()
+    assert torch.equal(joined[:m], torch.full((m, 2), 192.0, dtype=torch.float64))
+    assert not joined[m:].any()
 
 
 def test_the_tolerance_rejects_a_wrong_element_and_nan() -> None:

@@ -31,12 +31,14 @@ def test_every_scale_form_means_the_same() -> None:
     prepared = [prepare_weight(data, form) for form in forms]
     for weight in prepared:
         assert (weight.kind, weight.n, weight.k) == (WeightKind.MXFP8, N, K)
-        assert weight.scale is not None and prepared[0].scale is not None
+        assert weight.scale is not None
+        assert prepared[0].scale is not None
         assert torch.equal(weight.scale, prepared[0].scale)
         assert weight.data.data_ptr() == data.data_ptr()
     swizzled = swizzle_scales(rows)
     again = prepare_weight(data, swizzled).scale
-    assert again is not None and again.data_ptr() == swizzled.data_ptr()
+    assert again is not None
+    assert again.data_ptr() == swizzled.data_ptr()
 
 
 def test_the_bf16_copy_is_exact_and_kept() -> None:
@@ -65,7 +67,8 @@ def test_nan_elements_stay_nan_in_the_bf16_copy() -> None:
     data, scales = mxfp8()
     data.view(torch.uint8)[7, 9] = 0x7F
     copy = prepare_weight(data, scales).bf16()
-    assert copy[7, 9].isnan() and copy.isnan().sum() == 1
+    assert copy[7, 9].isnan()
+    assert copy.isnan().sum() == 1
 
 
 def bad_weights() -> list[Any]:
@@ -83,8 +86,12 @@ def bad_weights() -> list[Any]:
         pytest.param(bf16[:100], None, "N a positive multiple of 64", id="N"),
         pytest.param(bf16[:0], None, "N a positive multiple of 64", id="N of 0"),
         pytest.param(bf16.T, None, "K a positive|contiguous", id="transposed"),
-        pytest.param(torch.zeros(N, 2 * K, dtype=torch.bfloat16)[:, :K], None, "contiguous rows", id="strided"),
-        pytest.param(torch.zeros(N * K + 4, dtype=torch.bfloat16)[4:].view(N, K), None, "16-byte", id="aligned"),
+        pytest.param(
+            torch.zeros(N, 2 * K, dtype=torch.bfloat16)[:, :K], None, "contiguous rows", id="strided"
+        ),
+        pytest.param(
+            torch.zeros(N * K + 4, dtype=torch.bfloat16)[4:].view(N, K), None, "16-byte", id="aligned"
+        ),
         pytest.param(bf16, scale, r"scale: got \(192, 8\), expected None", id="scale of BF16"),
         pytest.param(data, None, "scale: got None", id="no scale"),
         pytest.param(data, scale.float(), "scale: got torch.float32", id="scale dtype"),
@@ -121,7 +128,8 @@ def test_a_write_into_a_source_is_noticed_until_refresh() -> None:
     scale[0, 0] = 130
     weight.refresh()
     weight.check()
-    assert weight.bf16() is kept and kept[0, 0] == 8.0
+    assert weight.bf16() is kept
+    assert kept[0, 0] == 8.0
     scale[0, 0] = 129
     with pytest.raises(StaleWeightError, match="scale: it was written in place"):
         weight.check()
@@ -130,7 +138,7 @@ def test_a_write_into_a_source_is_noticed_until_refresh() -> None:
 def test_a_moved_source_is_noticed() -> None:
     source = torch.zeros(64, 64, dtype=torch.bfloat16)
     weight = prepare_weight(source)
-    source.set_(torch.ones(64, 64, dtype=torch.bfloat16))
+    source.data = torch.ones(64, 64, dtype=torch.bfloat16)
     with pytest.raises(StaleWeightError, match="its storage moved"):
         weight.check()
 

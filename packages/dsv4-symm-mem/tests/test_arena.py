@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena: alignment, peers, agreement on failure, closing; virtual ranks here, processes in test_processes."""
+"""The arena on virtual ranks: alignment, peers, agreement on failure, closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def test_pieces_lie_alike_and_peers_see_each_other(size: int) -> None:
         assert (flags.offset, data.offset) == (0, 128)
         assert all(pointer % 128 == 0 for piece in (flags, data) for pointer in piece.pointers)
         assert data.local.data_ptr() == data.pointers[rank.rank]
-        assert not data.local.any() and arena.free_bytes == 4096 - 256
+        assert not data.local.any()
+        assert arena.free_bytes == 4096 - 256
         arena.verify()
         rank.all_gather(None)
         for peer in range(size):
@@ -113,7 +114,7 @@ def test_a_back_end_that_does_not_suit_the_group_says_so(backend: str) -> None:
             arena = SymmetricArena.create(rank, 128, backend=backend)
             arena.close()
         else:
-            with pytest.raises(GroupError, match="needs a torch.distributed process group"):
+            with pytest.raises(GroupError, match=r"needs a torch\.distributed process group"):
                 SymmetricArena.create(rank, 128, backend=backend)
 
     VirtualGroup(2).run(step)
@@ -125,7 +126,11 @@ def test_close_is_idempotent_and_final() -> None:
         arena.close()
         arena.close()
         assert arena.closed
-        for use in (lambda: arena.allocate((1,), torch.int8, "x"), arena.verify, lambda: arena.multicast_reason):
+        for use in (
+            lambda: arena.allocate((1,), torch.int8, "x"),
+            arena.verify,
+            lambda: arena.multicast_reason,
+        ):
             with pytest.raises(ClosedError):
                 use()
 

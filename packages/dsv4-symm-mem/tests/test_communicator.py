@@ -22,9 +22,10 @@ def outcome(step: object) -> Dsv4Error | None:
 
 def test_all_gather_is_in_rank_order_and_repeatable() -> None:
     group = VirtualGroup(5)
-    assert group.run(lambda r: [r.all_gather(r.rank * 10), r.all_gather(-r.rank)]) == [
-        [[0, 10, 20, 30, 40], [0, -1, -2, -3, -4]]
-    ] * 5
+    assert (
+        group.run(lambda r: [r.all_gather(r.rank * 10), r.all_gather(-r.rank)])
+        == [[[0, 10, 20, 30, 40], [0, -1, -2, -3, -4]]] * 5
+    )
 
 
 def test_one_ranks_failure_is_the_same_error_on_all() -> None:
@@ -37,9 +38,7 @@ def test_one_ranks_failure_is_the_same_error_on_all() -> None:
 
     errors = VirtualGroup(4).run(fail_on_two)
     assert all(type(e) is GroupError for e in errors)
-    assert {str(e) for e in errors} == {
-        "allocating failed on 1 rank(s) (rank 2: MemoryError: out of memory)"
-    }
+    assert {str(e) for e in errors} == {"allocating failed on 1 rank(s) (rank 2: MemoryError: out of memory)"}
     assert isinstance(errors[2].__cause__, MemoryError)  # type: ignore[union-attr]
     assert errors[0].__cause__ is None  # type: ignore[union-attr]
 

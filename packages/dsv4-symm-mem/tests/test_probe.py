@@ -22,7 +22,9 @@ def test_a_cpu_group_is_described_with_reasons(monkeypatch: pytest.MonkeyPatch) 
         tuple("self" if i == j else "same device" for j in range(3)) for i in range(3)
     )
     device = first.devices[0]
-    assert device.arch is None and not device.multicast and device.multicast_reason
+    assert device.arch is None
+    assert not device.multicast
+    assert device.multicast_reason
     assert device.versions["torch"] == torch.__version__
     assert device.switches["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
     assert json.loads(json.dumps(first.as_dict()))["devices"][2]["device"] == "cpu"
@@ -34,6 +36,7 @@ def test_without_a_driver_the_reason_is_given() -> None:
     assert nvlink_status("0000:00:00.0", "0000:01:00.0").startswith("unknown (")
 
 
+# ruff: noqa: N802 - the names are NVML's
 class FakeNvml:
     NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_CAPS_INDEX_WRITE, NVML_P2P_STATUS_OK = 2, 1, 0
 

@@ -7,6 +7,7 @@ the full one, counterexamples against the model's own steps, outcomes of faults 
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import fields
 
@@ -40,8 +41,13 @@ def name_of(case: Case) -> str:
     return "-".join([*sorted(case.rules.broken), case.scenario.name])
 
 
+@functools.cache
+def explored(scenario: Scenario, rules: Rules, reduce: bool | None) -> Report:
+    return explore(scenario, rules, reduce)
+
+
 def run(case: Case) -> Report:
-    return explore(case.scenario, case.rules, reduce=False if case.full else None)
+    return explored(case.scenario, case.rules, False if case.full else None)
 
 
 @pytest.mark.parametrize("case", SOUND_CASES + SPARE_CASES, ids=name_of)
@@ -58,7 +64,7 @@ def test_broken_rule_is_caught(case: Case) -> None:
     assert report.violation is not None
     assert report.violation.kind is case.expected, "\n".join([*report.trace, str(report.violation)])
     assert report.trace
-    intact = explore(case.scenario, reduce=False)
+    intact = explored(case.scenario, SOUND, None)
     signatures = {call.signatures for call in case.scenario.calls}
     if all(len(set(signature)) == 1 for signature in signatures):
         assert intact.violation is None, "the scenario is at fault, not the rule"
@@ -89,7 +95,7 @@ REDUCIBLE = [
 @pytest.mark.parametrize("case", REDUCIBLE, ids=name_of)
 def test_reduction_loses_nothing(case: Case) -> None:
     reduced = explore(case.scenario, case.rules, reduce=True)
-    full = explore(case.scenario, case.rules, reduce=False)
+    full = run(case)
     assert reduced.states <= full.states
     if case.expected is None:
         assert reduced.outcomes == full.outcomes
@@ -189,12 +195,29 @@ def test_one_bank_is_not_enough_once_an_all_reduce_meets_a_reduce_scatter() -> N
         assert report.violation.kind is ViolationKind.OVERWRITE
 
 
-def test_graph_of_a_whole_number_of_epochs_is_safe_only_in_memory() -> None:
-    scenario = Scenario("", (uniform_call((1, 1)),) * 6, graph_calls=3)
-    assert explore(scenario).violation is None
-    for length in range(1, 6):
-        replayed = Scenario("", (uniform_call((1, 1)),) * 6, graph_calls=length)
-        assert explore(replayed, without("epoch_in_memory")).violation is not None
+@pytest.mark.parametrize("length", range(1, 6))
+def test_epochs_in_memory_suit_graphs_of_any_length(length: int) -> None:
+    calls = (uniform_call((1, 1)),) * 6
+    assert explore(Scenario("", calls, graph_calls=length)).violation is None
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_baked_epochs_break_at_the_first_replay(length: int) -> None:
+    calls = (uniform_call((1, 1)),) * (length + 1)
+    assert (
+        explore(Scenario("", calls[:length], graph_calls=length), without("epoch_in_memory")).violation
+        is None
+    )
+    assert explore(Scenario("", calls, graph_calls=length), without("epoch_in_memory")).violation is not None
+
+
+def test_baked_epochs_of_a_graph_of_four_break_only_where_a_flag_rests() -> None:
+    same = (uniform_call((1, 1)),) * 8
+    assert explore(Scenario("", same, graph_calls=4), without("epoch_in_memory")).violation is None
+    resting = (uniform_call((2, 1)), *same[:3]) * 2
+    report = explore(Scenario("", resting, graph_calls=4), without("epoch_in_memory"))
+    assert report.violation is not None
+    assert report.violation.kind is ViolationKind.STALE_READ
 
 
 def test_grouped_order_is_the_design_s() -> None:

@@ -48,7 +48,9 @@ class Ranks:
         for block in self.blocks.values():
             block[self.layout.slots_offset :].fill_(0xFF)
 
-    def call(self, partials: list[torch.Tensor], before: Callable[[int], None] = lambda rank: None) -> torch.Tensor:
+    def call(
+        self, partials: list[torch.Tensor], before: Callable[[int], None] = lambda rank: None
+    ) -> torch.Tensor:
         m = partials[0].shape[0]
 
         def step(rank: VirtualRank) -> torch.Tensor:
@@ -106,7 +108,9 @@ def test_bits_repeat_under_skew_and_changing_shapes() -> None:
     seen: dict[int, torch.Tensor] = {}
     for call in range(60):
         m = delays.choice((0, 1, 3, 4, 5, 33, 64, 129))
-        partials = [torch.randn(m, N, generator=torch.Generator().manual_seed(100 * m + i)) for i in range(size)]
+        partials = [
+            torch.randn(m, N, generator=torch.Generator().manual_seed(100 * m + i)) for i in range(size)
+        ]
         waits = [delays.random() * 2e-3 for _ in range(size)]
         if call % 3 == 0:
             ranks.poison_slots()
@@ -150,10 +154,13 @@ def test_a_missing_rank_is_blamed_and_nobody_waits_for_ever() -> None:
     errors = ranks.outcomes(step)
     assert time.monotonic() - started < 5
     survivors = [e for e in errors if e is not None]
-    assert len(survivors) == 2 and errors[1] is None
-    assert {e.blamed for e in survivors} == {1} and {e.epoch for e in survivors} == {1}
+    assert len(survivors) == 2
+    assert errors[1] is None
+    assert {e.blamed for e in survivors} == {1}
+    assert {e.epoch for e in survivors} == {1}
     assert any(isinstance(e, PeerTimeoutError) and "waited for tile 0 of rank 1" in str(e) for e in survivors)
-    assert outs[0].isnan().all() and outs[2].isnan().all()
+    assert outs[0].isnan().all()
+    assert outs[2].isnan().all()
     for rank in range(3):
         with pytest.raises(ExchangeError, match="call 1"):
             ranks.exchanges[rank].check()
@@ -205,7 +212,8 @@ def test_a_rank_that_fails_inside_a_call_ends_it_for_all() -> None:
     errors = ranks.outcomes(step)
     # Rank 0 had all it needed before rank 2 failed: its call is good, its next one is refused.
     assert errors[0] is None
-    assert isinstance(errors[1], PeerAbortError) and errors[1].blamed == 2
+    assert isinstance(errors[1], PeerAbortError)
+    assert errors[1].blamed == 2
     for exchange in ranks.exchanges:
         with pytest.raises(ExchangeError) as caught:
             exchange.check()

@@ -97,5 +97,7 @@ def test_tiles_cover_the_partial_once(m: int, size: int) -> None:
     ]
     assert sorted(seen) == list(itertools.product(range(m), range(70)))
     assert all(
-        set(tile.rows) <= set(shard_rows(m, size, owner)) for owner in range(size) for tile in grid.tiles(owner)
+        set(tile.rows) <= set(shard_rows(m, size, owner))
+        for owner in range(size)
+        for tile in grid.tiles(owner)
     )

@@ -18,22 +18,23 @@ def gemm_rs(
     workspace: Workspace,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Row-parallel projection and reduce-scatter over tokens: this rank's shard of the sum over ranks of x·Wᵀ.
+    """Row-parallel projection, then reduce-scatter over tokens: this rank's shard of the sum of x·Wᵀ.
 
-    Collective: every rank of the workspace's group makes the same sequence of calls with equal M and N, on one
-    stream. M may change from call to call and may be 0.
+    Collective: every rank of the workspace's group makes the same sequence of calls with equal M and N, on
+    one stream. M may change from call to call and may be 0.
 
     Args:
-        x: Activations [M, K], M at most the workspace's `max_tokens`: BF16 (quantised here for MXFP8 weights),
-            or already quantised as `quantize_mxfp8` returns them or as a pair (E4M3 [M, K], E8M0 scales, 1-D
+        x: Activations [M, K], M at most the workspace's `max_tokens`: BF16 (quantised here for MXFP8
+            weights),
+            or already quantised as `quantize_mxfp8` returns them, or as a pair (E4M3 [M, K], E8M0 scales, 1-D
             swizzled 128x4 or row-major [M, K/32]). Rows may be strided by multiples of 16 bytes.
         weight: This rank's weight [N, K] from `prepare_weight`.
         workspace: This rank's workspace.
         out: BF16 [ceil(M / P), N] to write into; allocated when None. Later calls never touch it.
 
     Returns:
-        BF16 [ceil(M / P), N]: rows [rank·L, (rank+1)·L) of the sum for L = ceil(M / P), zero at or past M. Each
-        remote partial is rounded once to BF16, sums are FP32 in rank order: equal inputs give equal bits.
+        BF16 [ceil(M / P), N]: rows [rank·L, (rank+1)·L) of the sum for L = ceil(M / P), zero at or past M.
+        Each remote partial is rounded once to BF16, sums are FP32 in rank order: equal inputs, equal bits.
 
     Raises:
         ArgumentError: An argument is unusable; before anything is launched, alike on every rank.

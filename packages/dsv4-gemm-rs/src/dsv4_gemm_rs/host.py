@@ -53,7 +53,5 @@ def run_host(operands: Operands, exchange: HostExchange | None, out: torch.Tenso
     if exchange is None:
         out.copy_(activations @ weight.T)
         return
-    schedule = Schedule(
-        operands.m, operands.weight.n, exchange.layout.world_size, exchange.rank, HOST_TILE
-    )
+    schedule = Schedule(operands.m, operands.weight.n, exchange.layout.world_size, exchange.rank, HOST_TILE)
     push_tiles(exchange, schedule.grid, schedule, partial, out)

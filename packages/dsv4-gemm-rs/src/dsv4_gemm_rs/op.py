@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.ops.dsv4.gemm_rs`: the operation as a torch operator, so compilers and graphs can hold it.
 
-Workspace and weight travel as named handles (text, which no compiler takes for a dynamic size). The operator declares that it writes the workspace's `order`
-tensor: two calls are then never merged, dropped or exchanged, which would part the ranks. The exchange's
-real state is deliberately not declared, since a compiler may clone and write back what is declared.
+Workspace and weight travel as named handles: text, which no compiler takes for a dynamic size. The operator
+declares that it writes the workspace's `order` tensor: two calls are then never merged, dropped or
+exchanged, which would part the ranks. The exchange's real state is deliberately not declared, since a
+compiler may clone and write back what is declared.
 
 Trap: an operator's output may not alias an input, so a caller's `out` is an operator of its own.
 """
@@ -51,7 +52,7 @@ def gemm_rs_op(
 ) -> torch.Tensor:
     """Allocate and return this rank's shard; see `dsv4_gemm_rs.gemm_rs`.
 
-    `weight` and `weight_scale` are the prepared weight's tensors, passed so that a compiler knows they are read.
+    `weight` and `weight_scale` are the prepared weight's tensors, so that a compiler knows they are read.
     """
     return _perform(x, x_scale, workspace, prepared, None)
 

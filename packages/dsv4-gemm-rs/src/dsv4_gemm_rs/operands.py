@@ -90,7 +90,9 @@ def check_devices(
     workspace: Workspace,
     out: torch.Tensor | None,
 ) -> None:
-    """Check that every tensor is on the workspace's device; apart, as operators route by device before the rest.
+    """Check that every tensor is on the workspace's device.
+
+    Apart from the other checks, since operators are routed by device before those are made.
 
     Raises:
         ArgumentError: One is elsewhere.
@@ -108,7 +110,9 @@ def _check_scale(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         raise ArgumentError("x_scale", scale.dtype, "uint8 or float8_e8m0fnu")
     shapes = [(swizzled_scale_numel(m, k),), (m, k // BLOCK)]
     if tuple(scale.shape) not in shapes:
-        raise ArgumentError("x_scale", tuple(scale.shape), f"{shapes[0]} swizzled 128x4 or {shapes[1]} row-major")
+        raise ArgumentError(
+            "x_scale", tuple(scale.shape), f"{shapes[0]} swizzled 128x4 or {shapes[1]} row-major"
+        )
     if not scale.is_contiguous():
         raise ArgumentError("x_scale", scale.stride(), "a contiguous tensor")
     return scale.view(torch.uint8)

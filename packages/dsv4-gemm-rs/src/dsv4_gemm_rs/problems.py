@@ -45,7 +45,9 @@ def random_problem(
     """Normally distributed activations and weights of one rank; rows differ in magnitude by powers of two.
 
     Args:
-        m, n, k: Rows, output features and input features of the rank.
+        m: Rows.
+        n: Output features.
+        k: Input features of the rank.
         kind: Operand type of the weight.
         device: Where the operands go.
         seed: Gives the same problem on every machine; use another for each rank.

@@ -123,7 +123,9 @@ class PreparedWeight:
         for name, source in zip(("weight", "scale"), self._sources, strict=False):
             why = source.changed()
             if why is not None:
-                raise StaleWeightError(f"{name}: {why} after prepare_weight; call refresh() or prepare it again")
+                raise StaleWeightError(
+                    f"{name}: {why} after prepare_weight; call refresh() or prepare it again"
+                )
 
     def refresh(self) -> None:
         """Take the sources as they are now: derive again what was derived. Addresses of derived tensors stay.
@@ -203,8 +205,8 @@ def prepare_weight(
 
     Args:
         weight: E4M3 or BF16 [N, K], contiguous; N a multiple of 64, K of 128 for MXFP8 and 64 for BF16.
-        scale: E8M0 (uint8 or float8_e8m0fnu) for MXFP8: row-major [N, K/32], swizzled 128x4 (1-D, as FlashInfer
-            and vLLM keep it), or one scale per 32 x 32 block [N/32, K/32] as in DeepSeek-V4.1 checkpoints.
+        scale: E8M0 (uint8 or float8_e8m0fnu) for MXFP8: row-major [N, K/32], swizzled 128x4 (1-D, as
+            FlashInfer and vLLM keep it), or one scale per 32 x 32 block [N/32, K/32] as in DeepSeek-V4.1 checkpoints.
         activation: What happens to BF16 activations; see `Activation`.
 
     Raises:
@@ -222,7 +224,9 @@ def prepare_weight(
         raise ArgumentError("weight", tuple(weight.shape), f"[N, K] with K a positive multiple of {multiple}")
     n, k = weight.shape
     if n == 0 or n % N_MULTIPLE:
-        raise ArgumentError("weight", tuple(weight.shape), f"[N, K] with N a positive multiple of {N_MULTIPLE}")
+        raise ArgumentError(
+            "weight", tuple(weight.shape), f"[N, K] with N a positive multiple of {N_MULTIPLE}"
+        )
     if not weight.is_contiguous():
         raise ArgumentError("weight", weight.stride(), f"contiguous rows, strides {(k, 1)}")
     if weight.data_ptr() % 16:
@@ -244,7 +248,9 @@ def prepare_weight(
 def _check_scale_values(scale: torch.Tensor) -> None:
     if scale.device.type != "meta" and bool((scale.view(torch.uint8) == 255).any()):
         where = [int(i) for i in (scale.view(torch.uint8) == 255).nonzero()[0]]
-        raise ArgumentError("scale", f"NaN (byte 255) at {where}", "finite E8M0 scale factors, bytes 0 to 254")
+        raise ArgumentError(
+            "scale", f"NaN (byte 255) at {where}", "finite E8M0 scale factors, bytes 0 to 254"
+        )
 
 
 def _swizzled(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:

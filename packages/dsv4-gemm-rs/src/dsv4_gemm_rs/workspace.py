@@ -142,7 +142,8 @@ class Workspace:
             device: This rank's device; default the group's.
             backend: Symmetric-memory back end, see `SymmetricArena.create`.
             path: The only acceptable path; default `DSV4_GEMM_RS_PATH`, else the best one for each call.
-            deadline: Seconds a wait for a peer may last, 0 for ever; default `DSV4_GEMM_RS_DEADLINE`, else 30.
+            deadline: Seconds a wait for a peer may last, 0 for ever; default `DSV4_GEMM_RS_DEADLINE`,
+                else 30.
 
         Raises:
             ArgumentError: An argument is out of range; local, before any communication.
@@ -240,7 +241,9 @@ class Workspace:
     def call(self, decision: Decision) -> Iterator[None]:
         """Account for one call and keep a second thread out of it."""
         if not self._busy.acquire(blocking=False):
-            raise UnsupportedError("this workspace is in a call on another thread; ranks need one order of calls")
+            raise UnsupportedError(
+                "this workspace is in a call on another thread; ranks need one order of calls"
+            )
         try:
             self.counters.calls[decision.path.value] += 1
             for rejection in decision.rejected:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operation between real processes: every path, skew, a long run, and what happens without symmetric memory."""
+"""The operation between real processes: every path, skew, a long run, and no symmetric memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.multi_gpu, pytest.mark.multiprocess_cpu]
 N, K = 192, 256
 
 
-def assert_right(group: ProcessGroupCommunicator, out: torch.Tensor, m: int, n: int, k: int, kind: WeightKind) -> None:
+def assert_right(
+    group: ProcessGroupCommunicator, out: torch.Tensor, m: int, n: int, k: int, kind: WeightKind
+) -> None:
     """This rank's shard against the reference; every rank can make every rank's operands from the seeds."""
     problems = [random_problem(m, n, k, kind, "cpu", rank + 1) for rank in range(group.size)]
     xs, ws = [p.x_exact for p in problems], [p.weight_exact for p in problems]

@@ -49,7 +49,9 @@ class SymmetricTensor:
 class SymmetricArena:
     """Symmetric memory of one group on one device. Made by `create`, ended by the collective `close`."""
 
-    def __init__(self, communicator: Communicator, backend: Backend, memory: MappedMemory, nbytes: int) -> None:
+    def __init__(
+        self, communicator: Communicator, backend: Backend, memory: MappedMemory, nbytes: int
+    ) -> None:
         self.communicator = communicator
         self.nbytes = nbytes
         self._backend = backend
@@ -162,8 +164,8 @@ class SymmetricArena:
     def close(self, *, wait: bool = True) -> None:
         """Free the memory; collective, idempotent.
 
-        A peer may still be pushing into this rank's memory after this rank's last call has ended, so the ranks
-        meet first. `wait=False` skips that for a group in which a rank is known to be dead.
+        A peer may still be pushing into this rank's memory after this rank's last call has ended, so the
+        ranks meet first. `wait=False` skips that for a group in which a rank is known to be dead.
 
         Raises:
             GroupError: A rank failed to finish its work; the memory is freed all the same.

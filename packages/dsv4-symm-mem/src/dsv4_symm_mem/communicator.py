@@ -63,6 +63,7 @@ class ProcessGroupCommunicator:
         self.device = torch.device(device) if device is not None else _default_device(group)
 
     def all_gather(self, value: T) -> list[T]:
+        """Every rank's picklable `value`, in rank order."""
         gathered: list[T | None] = [None] * self.size
         dist.all_gather_object(gathered, value, group=self.group)
         return cast(list[T], gathered)

@@ -79,7 +79,7 @@ class ExchangeError(Dsv4Error, RuntimeError):
 
 
 class PeerTimeoutError(ExchangeError):
-    """A peer's message did not arrive before the deadline; names the rank, the tile, the value seen and wanted."""
+    """A peer's message missed the deadline; names the rank, the tile, the value seen and wanted."""
 
 
 class PeerAbortError(ExchangeError):

@@ -34,7 +34,14 @@ SWITCHES: Mapping[str, str] = {
 }
 """Environment switches that change or turn off what the packages use, with their effect."""
 
-_PACKAGES = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "flashinfer-python", "triton", "nvidia-nccl-cu13")
+_PACKAGES = (
+    "torch",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
+    "flashinfer-python",
+    "triton",
+    "nvidia-nccl-cu13",
+)
 
 
 @dataclass(frozen=True)
@@ -126,9 +133,7 @@ def probe_device(device: torch.device | str) -> DeviceProbe:
     )
 
 
-def probe(
-    group: Communicator | dist.ProcessGroup, device: torch.device | str | None = None
-) -> GroupProbe:
+def probe(group: Communicator | dist.ProcessGroup, device: torch.device | str | None = None) -> GroupProbe:
     """Describe every rank of `group` and how each reaches the others; collective.
 
     Raises:
@@ -173,7 +178,8 @@ def _bus_id(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    return f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    domain, bus, slot = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    return f"{domain:08x}:{bus:02x}:{slot:02x}.0"
 
 
 def _link(communicator: Communicator, peer: int, buses: list[str | None]) -> str:

@@ -63,7 +63,8 @@ def test_different_sizes_are_refused(group: ProcessGroupCommunicator) -> None:
 
 def test_the_probe_describes_every_rank(group: ProcessGroupCommunicator) -> None:
     described = probe(group)
-    assert len(described.devices) == group.size and described.links[group.rank][group.rank] == "self"
+    assert len(described.devices) == group.size
+    assert described.links[group.rank][group.rank] == "self"
 
 
 def test_sums_are_exact_and_the_same_over_slots_and_over_the_process_group(
@@ -77,10 +78,13 @@ def test_sums_are_exact_and_the_same_over_slots_and_over_the_process_group(
     for call in range(40):
         m = (0, 1, group.size - 1, group.size, 33, 127, 128, 129)[call % 8]
         partials = [
-            torch.randn(m, N, generator=torch.Generator().manual_seed(97 * call + r)) for r in range(group.size)
+            torch.randn(m, N, generator=torch.Generator().manual_seed(97 * call + r))
+            for r in range(group.size)
         ]
         mine = partials[group.rank].to(group.device)
-        out = torch.full((shard_length(m, group.size), N), float("nan"), dtype=torch.bfloat16, device=group.device)
+        out = torch.full(
+            (shard_length(m, group.size), N), float("nan"), dtype=torch.bfloat16, device=group.device
+        )
         time.sleep(delays.random() * 2e-3)
         reduce_scatter(exchange, mine, out, TILE)
         start, stop = (min(i * len(out), m) for i in (group.rank, group.rank + 1))

@@ -43,7 +43,12 @@ def main() -> None:
     for call in range(1, GOOD_CALLS + 3):
 
         def partial(tile: Tile, call: int = call) -> torch.Tensor:
-            if call == GOOD_CALLS + 1 and rank == lost and tile.owner == (rank + 1) % size and tile.index == 1:
+            if (
+                call == GOOD_CALLS + 1
+                and rank == lost
+                and tile.owner == (rank + 1) % size
+                and tile.index == 1
+            ):
                 os.kill(os.getpid(), signal.SIGKILL if how == "KILL" else signal.SIGSTOP)
             return torch.full((len(tile.rows), len(tile.columns)), float(rank + call))
 

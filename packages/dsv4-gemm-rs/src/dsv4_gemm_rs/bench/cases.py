@@ -93,7 +93,13 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
 
 
 def create_setups(
-    group: VirtualGroup | Communicator, m: int, n: int, k: int, kind: WeightKind, count: int, path: Path | None
+    group: VirtualGroup | Communicator,
+    m: int,
+    n: int,
+    k: int,
+    kind: WeightKind,
+    count: int,
+    path: Path | None,
 ) -> dict[int, Setup]:
     """The setups of this process's ranks by rank; collective."""
     create = partial(Setup.create, m=m, n=n, k=k, kind=kind, count=count, path=path)

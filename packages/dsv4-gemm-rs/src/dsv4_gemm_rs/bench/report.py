@@ -80,7 +80,9 @@ class Report:
             checks = tuple(Check(**check) for check in held.pop("checks"))
             return cls(**held, checks=checks)
         except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError("path", str(path), f"a result file of schema {SCHEMA_VERSION} ({error})") from None
+            raise ArgumentError(
+                "path", str(path), f"a result file of schema {SCHEMA_VERSION} ({error})"
+            ) from None
 
 
 def describe_machine(device: torch.device, world_size: int, how: str) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def run_benchmark(
     Args:
         group: A `VirtualGroup` (all ranks in this process) or one rank's communicator.
         tokens: Values of M.
-        n, k: N, and K per rank.
+        n: Output features N.
+        k: Input features of a rank.
         kind: Operand type of the weight.
         workspaces: Workspaces and operands that rotate between samples.
         samples: Samples per case.

@@ -23,17 +23,27 @@ from dsv4_gemm_rs.weights import WeightKind
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
-    parser = commands.add_parser("bench", help="measure the parts and the whole; under torchrun one process a rank")
+    parser = commands.add_parser(
+        "bench", help="measure the parts and the whole; under torchrun one process a rank"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 8192])
-    parser.add_argument("--workspaces", type=int, default=10, help="rotating workspaces and operands (default 10)")
+    parser.add_argument(
+        "--workspaces", type=int, default=10, help="rotating workspaces and operands (default 10)"
+    )
     parser.add_argument("--samples", type=int, default=40, help="samples per case (default 40)")
     parser.add_argument("--output", type=FilePath, default=FilePath("results/kernel.json"))
-    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)")
+    parser.add_argument(
+        "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
+    )
     parser.add_argument("--n", type=int, default=WO_B_N, help=f"output features N (default {WO_B_N})")
-    parser.add_argument("--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)")
+    parser.add_argument(
+        "--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)"
+    )
     parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
     parser.add_argument("--path", type=Path, choices=list(Path), default=None, help="default: the best one")
-    parser.add_argument("--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu")
+    parser.add_argument(
+        "--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu"
+    )
     parser.set_defaults(run=run)
 
 

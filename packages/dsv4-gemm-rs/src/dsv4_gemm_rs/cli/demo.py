@@ -28,10 +28,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--ranks", type=int, default=4, help="virtual ranks P (default 4)")
     parser.add_argument("--tokens", type=int, default=250, help="M; need not divide by P (default 250)")
     parser.add_argument("--n", type=int, default=WO_B_N, help=f"output features N (default {WO_B_N})")
-    parser.add_argument("--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)")
+    parser.add_argument(
+        "--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)"
+    )
     parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
     parser.add_argument("--path", choices=["auto", *Path], default=None, help="default: the best one")
-    parser.add_argument("--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu")
+    parser.add_argument(
+        "--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -43,7 +47,10 @@ def run(options: argparse.Namespace) -> int:
     ranks, m, n = options.ranks, options.tokens, options.n
     group = VirtualGroup(ranks, device)
     k = options.k or default_k(ranks)
-    _say(options, f"{ranks} virtual ranks on {group.device}: {options.kind.value} GEMM [{m}, {k}] x [{n}, {k}] each")
+    _say(
+        options,
+        f"{ranks} virtual ranks on {group.device}: {options.kind.value} GEMM [{m}, {k}] x [{n}, {k}] each",
+    )
     problems = group.run(
         lambda rank: random_problem(m, n, k, options.kind, rank.device, options.seed * ranks + rank.rank + 1)
     )
@@ -79,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"path:       {summary['decision']}")
         print(f"output:     [{results[0]['out'].shape[0]}, {n}] BF16 on each rank")
-        print(f"error:      {error:.3e} against FP64; the BF16 roundings alone give {rounding:.3e}, allowed {allowed:.3e}")
+        print(
+            f"error:      {error:.3e} against FP64, allowed {allowed:.3e}; BF16 rounding alone: {rounding:.3e}"
+        )
         print(f"repeatable: {'the second run gave the same bits' if repeated else 'NO, the runs differ'}")
         print(f"wire:       {summary['wire_bytes_per_rank']:,} bytes sent by each rank, S·(P-1)/P")
         print(f"time:       {seconds:.2f} s for set-up and two calls on {ranks} ranks")
@@ -88,7 +97,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _call(rank: VirtualRank, problem: RankProblem, options: argparse.Namespace) -> dict[str, Any]:
-    with Workspace.create(rank, max_tokens=max(options.tokens, 1), n=options.n, path=options.path) as workspace:
+    with Workspace.create(
+        rank, max_tokens=max(options.tokens, 1), n=options.n, path=options.path
+    ) as workspace:
         first = gemm_rs(problem.x, problem.weight, workspace)
         second = gemm_rs(problem.x, problem.weight, workspace)
         weight = problem.weight

@@ -23,9 +23,15 @@ _TOKENS = (16, 128, 1024, 8192)
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
-    parser = commands.add_parser("doctor", help="describe the machine and say which path would be taken and why")
-    parser.add_argument("--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)")
-    parser.add_argument("--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu")
+    parser = commands.add_parser(
+        "doctor", help="describe the machine and say which path would be taken and why"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
+    )
+    parser.add_argument(
+        "--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -60,7 +66,9 @@ def _decisions(group: Any) -> list[dict[str, Any]]:
 
 
 def _print(described: GroupProbe, decisions: list[dict[str, Any]]) -> None:
-    print(f"dsv4-gemm-rs {__version__}, {len(described.devices)} ranks, symmetric memory: {described.backend}")
+    print(
+        f"dsv4-gemm-rs {__version__}, {len(described.devices)} ranks, symmetric memory: {described.backend}"
+    )
     shown: dict[str, list[int]] = {}
     for rank, device in enumerate(described.devices):
         multicast = "yes" if device.multicast else f"no, {device.multicast_reason}"

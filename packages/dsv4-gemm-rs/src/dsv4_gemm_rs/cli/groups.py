@@ -25,7 +25,7 @@ def default_device() -> torch.device:
 
 @contextmanager
 def command_group(ranks: int, device: torch.device) -> Iterator[VirtualGroup | Communicator]:
-    """torchrun's group, one process a rank, or `ranks` virtual ranks on `device`."""
+    """Torchrun's group, one process a rank, or `ranks` virtual ranks on `device`."""
     if not under_torchrun():
         yield VirtualGroup(ranks, device)
         return

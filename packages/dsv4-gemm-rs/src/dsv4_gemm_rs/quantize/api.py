@@ -10,6 +10,7 @@ allocate, and cost more than the quantisation); asserting finite input (a host s
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -49,10 +50,11 @@ class Mxfp8(NamedTuple):
     layout: ScaleLayout
 
 
-_Choice = TypeVar("_Choice", ScaleLayout, ScaleRule)
+Choice = TypeVar("Choice", ScaleLayout, ScaleRule)
 
 
-def _choice(kind: type[_Choice], argument: str, value: str) -> _Choice:
+def choice(kind: type[Choice], argument: str, value: str) -> Choice:
+    """The member of `kind` that `value` names; ArgumentError for `argument` when there is none."""
     try:
         return kind(value)
     except ValueError:
@@ -98,6 +100,7 @@ def _check_out(out: Mxfp8, x: torch.Tensor, layout: ScaleLayout) -> None:
             raise ArgumentError(f"{name}.data_ptr()", tensor.data_ptr(), f"{OUTPUT_ALIGNMENT}-byte aligned")
 
 
+@functools.cache
 def _has_kernel(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
@@ -113,7 +116,7 @@ def quantize_mxfp8(
 
     Formulas, sources and the treatment of NaN, Inf, zeros and subnormals: `dsv4_gemm_rs.quantize.rule`. On a
     GPU this is one kernel on torch's current stream, without a synchronisation; with `out` also without an
-    allocation. The first call for a dtype and a layout compiles it (seconds): call `compile_quantizer` before
+    allocation. The first call for a dtype and a layout compiles it (about a second): call `compile_quantizer` before
     a CUDA graph capture. Inside `torch.compile` use `torch.ops.dsv4.quantize_mxfp8`.
 
     Args:
@@ -134,7 +137,7 @@ def quantize_mxfp8(
         UnsupportedError: The kernel is not compiled yet and the stream is being captured, or cannot be
             compiled.
     """
-    layout, rule = _choice(ScaleLayout, "layout", layout), _choice(ScaleRule, "rule", rule)
+    layout, rule = choice(ScaleLayout, "layout", layout), choice(ScaleRule, "rule", rule)
     check_input(x)
     if out is None:
         rows, k = x.shape
@@ -177,7 +180,7 @@ def compile_quantizer(
         ArgumentError: A dtype or a layout that `quantize_mxfp8` does not take.
         UnsupportedError: The stream is being captured, or the kernel cannot be compiled.
     """
-    layout = _choice(ScaleLayout, "layout", layout)
+    layout = choice(ScaleLayout, "layout", layout)
     if dtype not in INPUT_DTYPES:
         raise ArgumentError("dtype", dtype, "torch.bfloat16, torch.float16 or torch.float32")
     where = torch.device(device)

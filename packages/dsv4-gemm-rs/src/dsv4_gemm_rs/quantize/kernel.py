@@ -63,8 +63,8 @@ STRIPS = THREADS // STRIP_LANES
 """Strips that a CTA works on at a time."""
 
 UNROLL = 2
-"""Strips per lane, all loaded before the first is used: 2 x 16 bytes x 2048 threads an SM are about twice
-what covers the latency of HBM."""
+"""Strips per lane, all loaded before the first is used: 2 x 16 bytes x 2048 threads an SM are 64 KiB in
+flight, about twice what 4.8 TB/s over 132 SMs and a latency of 0.8 us ask for."""
 
 MAX_GRID_Y = 65535
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import torch
 
-from dsv4_gemm_rs.quantize.api import check_input, quantize_mxfp8
+from dsv4_gemm_rs.quantize.api import check_input, choice, quantize_mxfp8
 from dsv4_gemm_rs.quantize.layout import ScaleLayout, scale_shape
+from dsv4_gemm_rs.quantize.rule import ScaleRule
 
-_LIBRARY = torch.library.Library("dsv4", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "quantize_mxfp8(Tensor x, str layout='swizzled', str rule='vllm') -> (Tensor, Tensor)"
-)
+_LIBRARY = torch.library.Library("dsv4", "FRAGMENT")
+_LIBRARY.define("quantize_mxfp8(Tensor x, str layout='swizzled', str rule='vllm') -> (Tensor, Tensor)")
 
 
 def _quantize(
@@ -31,17 +30,16 @@ def _quantize(
 
 
 def _fake(x: torch.Tensor, layout: str = "swizzled", rule: str = "vllm") -> tuple[torch.Tensor, torch.Tensor]:
+    wanted, _ = choice(ScaleLayout, "layout", layout), choice(ScaleRule, "rule", rule)
     check_input(x)
     rows, k = x.shape
     return (
         x.new_empty((rows, k), dtype=torch.float8_e4m3fn),
-        x.new_empty(scale_shape(rows, k, ScaleLayout(layout)), dtype=torch.uint8),
+        x.new_empty(scale_shape(rows, k, wanted), dtype=torch.uint8),
     )
 
 
-_LIBRARY.impl(  # type: ignore[no-untyped-call]
-    "quantize_mxfp8", _quantize, "CompositeExplicitAutograd"
-)
+_LIBRARY.impl("quantize_mxfp8", _quantize, "CompositeExplicitAutograd")
 torch.library.register_fake("dsv4::quantize_mxfp8", _fake, lib=_LIBRARY)
 
 quantize_mxfp8_op = torch.ops.dsv4.quantize_mxfp8

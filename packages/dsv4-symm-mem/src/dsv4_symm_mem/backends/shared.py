@@ -32,10 +32,14 @@ class SharedBackend:
 
     def __init__(self, communicator: Communicator) -> None:
         if communicator.device.type != "cpu":
-            raise UnsupportedError(f"the shared back end is for CPU groups, this one is on {communicator.device}")
+            raise UnsupportedError(
+                f"the shared back end is for CPU groups, this one is on {communicator.device}"
+            )
         machine = platform.machine().lower()
         if machine not in _STRONGLY_ORDERED:
-            raise UnsupportedError(f"the shared back end needs x86-64's store order, this processor is {machine}")
+            raise UnsupportedError(
+                f"the shared back end needs x86-64's store order, this processor is {machine}"
+            )
         self._communicator = communicator
         self._path: Path | None = None
         self._nbytes = 0
@@ -55,7 +59,9 @@ class SharedBackend:
     def map(self) -> MappedMemory:
         """Map every rank's file, then unlink one's own."""
         paths = self._communicator.all_gather(str(self._path))
-        peers = agree(self._communicator, "mapping shared memory", lambda: tuple(self._open(p) for p in paths))
+        peers = agree(
+            self._communicator, "mapping shared memory", lambda: tuple(self._open(p) for p in paths)
+        )
         self._unlink()
         return MappedMemory(
             peers, tuple(peer.data_ptr() for peer in peers), 0, "host memory has no multicast address"
@@ -66,8 +72,7 @@ class SharedBackend:
         self._unlink()
 
     def _open(self, path: str) -> torch.Tensor:
-        storage = torch.UntypedStorage.from_file(path, shared=True, nbytes=self._nbytes)
-        return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (self._nbytes,))
+        return torch.from_file(path, shared=True, size=self._nbytes, dtype=torch.uint8)
 
     def _unlink(self) -> None:
         if self._path is not None:

@@ -14,7 +14,6 @@ import os
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 
 from dsv4_symm_mem.backends.base import MappedMemory
 from dsv4_symm_mem.communicator import Communicator, ProcessGroupCommunicator, agree
@@ -24,13 +23,13 @@ DISABLE_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 def multicast_obstacle(device: torch.device) -> str:
-    """Why `device` gets no multicast address from torch, or an empty string when nothing is known to stop it."""
+    """Why `device` gets no multicast address from torch; empty when nothing is known to stop it."""
     if device.type != "cuda":
         return f"{device.type} memory has no multicast address"
     if os.environ.get(DISABLE_MULTICAST, "0") not in ("", "0"):
         return f"{DISABLE_MULTICAST}={os.environ[DISABLE_MULTICAST]}"
-    from torch._C._distributed_c10d import _SymmetricMemory
     from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
 
     if not _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index or 0):
         return "the driver reports no multicast support for this device"
@@ -46,14 +45,16 @@ class TorchBackend:
         if not isinstance(communicator, ProcessGroupCommunicator):
             raise UnsupportedError("the torch back end needs a torch.distributed process group")
         if communicator.device.type != "cuda":
-            raise UnsupportedError(f"torch symmetric memory needs CUDA devices, this rank is on {communicator.device}")
+            raise UnsupportedError(
+                f"torch symmetric memory needs CUDA devices, this rank is on {communicator.device}"
+            )
         self._communicator = communicator
         self._group_name = cast(Any, communicator.group).group_name
         self._local: torch.Tensor | None = None
         self._handle: Any = None
 
     def allocate(self, nbytes: int) -> None:
-        """Allocate zeroed symmetric memory on this rank's device, once every peer is known to be reachable."""
+        """Allocate zeroed symmetric memory on this rank's device."""
         import torch.distributed._symmetric_memory as symm_mem
 
         with torch.cuda.device(self._communicator.device):
@@ -91,7 +92,6 @@ class TorchBackend:
 
     def _check_peers(self) -> None:
         mine = self._communicator.device.index or 0
-        group = self._communicator.group
         devices = self._communicator.all_gather((os.uname().nodename, mine, str(_uuid(mine))))
         node, _, uuid = devices[self._communicator.rank]
         for peer, (peer_node, index, peer_uuid) in enumerate(devices):
@@ -99,11 +99,9 @@ class TorchBackend:
                 continue
             if peer_uuid == uuid:
                 raise UnsupportedError(f"ranks {self._communicator.rank} and {peer} share one device")
-            if peer_node == node and index < torch.cuda.device_count() and index != mine:
-                if not torch.cuda.can_device_access_peer(mine, index):
-                    raise UnsupportedError(
-                        f"device {mine} has no peer access to rank {dist.get_global_rank(group, peer)}'s device {index}"
-                    )
+            visible = peer_node == node and index != mine and index < torch.cuda.device_count()
+            if visible and not torch.cuda.can_device_access_peer(mine, index):
+                raise UnsupportedError(f"device {mine} has no peer access to rank {peer}'s device {index}")
 
 
 def _uuid(index: int) -> object:

@@ -59,7 +59,7 @@ class VirtualGroup:
             futures = [pool.submit(self._run_rank, step, rank) for rank in self.ranks]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
-            primary = [error for error in errors if not isinstance(error, _LeftWaiting)]
+            primary = [error for error in errors if not isinstance(error, _LeftWaitingError)]
             raise (primary or errors)[0]
         return [future.result() for future in futures]
 
@@ -80,11 +80,11 @@ class VirtualGroup:
             gathered = list(self._box)
             self._barrier.wait()
         except threading.BrokenBarrierError:
-            raise _LeftWaiting("virtual all_gather", {rank: "another rank left with an error"}) from None
+            raise _LeftWaitingError("virtual all_gather", {rank: "another rank left with an error"}) from None
         return cast(list[T], gathered)
 
 
-class _LeftWaiting(GroupError):
+class _LeftWaitingError(GroupError):
     """A rank's collective was cut short because another rank raised."""
 
 

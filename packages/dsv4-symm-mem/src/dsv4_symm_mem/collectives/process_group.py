@@ -37,10 +37,12 @@ def reduce_scatter_all_to_all(group: dist.ProcessGroup, partial: torch.Tensor, o
         received, wire, output_split_sizes=[len(own)] * world_size, input_split_sizes=sent, group=group
     )
     parts = received.view(world_size, len(own), n)
-    total: torch.Tensor | None = None
-    for source in range(world_size):
-        term = partial[own.start : own.stop].float() if source == rank else parts[source].float()
-        total = term if total is None else total + term
-    if total is not None:
-        out[: len(own)] = total
+
+    def term(source: int) -> torch.Tensor:
+        return partial[own.start : own.stop].float() if source == rank else parts[source].float()
+
+    total = term(0)
+    for source in range(1, world_size):
+        total = total + term(source)
+    out[: len(own)] = total
     out[len(own) :].zero_()

@@ -92,7 +92,9 @@ def reduce_scatter(
     grid = TileGrid(m, n, world_size, shape)
     needed = max(grid.owned_tiles(owner) for owner in range(world_size)) * grid.tile_elements * 2
     if world_size > 1 and needed > exchange.layout.slot_bytes:
-        raise ArgumentError("partial", (m, n), f"a shard of at most {exchange.layout.slot_bytes} bytes in tiles")
+        raise ArgumentError(
+            "partial", (m, n), f"a shard of at most {exchange.layout.slot_bytes} bytes in tiles"
+        )
     remote = (exchange.rank + distance for distance in range(1, world_size))
     owners = [*(owner % world_size for owner in remote), exchange.rank]
 
@@ -116,13 +118,14 @@ def _tile_in_slot(slot: torch.Tensor, grid: TileGrid, tile: Tile) -> torch.Tenso
 def _reduce_tile(
     call: HostCall, rank: int, grid: TileGrid, tile: Tile, own: torch.Tensor, out: torch.Tensor
 ) -> None:
-    total: torch.Tensor | None = None
-    for source in range(grid.world_size):
+    def term(source: int) -> torch.Tensor:
         if source == rank:
-            term = own.float()
-        else:
-            call.wait(source, tile.index)
-            term = _tile_in_slot(call.slot(rank, source), grid, tile).float()
-        total = term if total is None else total + term
+            return own.float()
+        call.wait(source, tile.index)
+        return _tile_in_slot(call.slot(rank, source), grid, tile).float()
+
+    total = term(0)
+    for source in range(1, grid.world_size):
+        total = total + term(source)
     top = tile.rows.start - rank * grid.shard_length
     out[top : top + len(tile.rows), tile.columns.start : tile.columns.stop] = total

@@ -77,6 +77,10 @@ class HostExchange:
         block: The symmetric block, `layout.total_bytes` of uint8.
         rank: This rank.
         deadline: Seconds that a call waits for one message before it gives up; 0 waits for ever.
+
+    Attributes:
+        blocks: Every rank's block, as this process has it mapped.
+        words: The 64-bit words of `blocks`.
     """
 
     def __init__(self, layout: ExchangeLayout, block: SymmetricTensor, rank: int, deadline: float) -> None:
@@ -84,18 +88,18 @@ class HostExchange:
         self.rank = rank
         self.deadline = deadline
         self.device = block.local.device
-        self._blocks = block.peers
-        self._words = tuple(_words_of(peer) for peer in block.peers)
+        self.blocks = block.peers
+        self.words = tuple(_words_of(peer) for peer in block.peers)
 
     @property
     def epoch(self) -> int:
         """Calls completed on this rank."""
-        return self._words[self.rank].load(EPOCH_OFFSET)
+        return self.words[self.rank].load(EPOCH_OFFSET)
 
     @property
     def abort(self) -> Abort | None:
         """The abort that this rank knows of."""
-        return Abort.decode(self._words[self.rank].load(ABORT_OFFSET))
+        return Abort.decode(self.words[self.rank].load(ABORT_OFFSET))
 
     def check(self) -> None:
         """Raise what ended an earlier call, if anything did.
@@ -115,14 +119,14 @@ class HostExchange:
 
     def broadcast_abort(self, abort: Abort) -> None:
         """Write `abort` into every rank's abort word that is still clear: the first writer wins."""
-        for words in self._words:
+        for words in self.words:
             if words.load(ABORT_OFFSET) == 0:
                 words.store(ABORT_OFFSET, abort.encode())
 
     def _describe(self, abort: Abort) -> ExchangeError:
         where = f"rank {self.rank}, call {abort.epoch}"
         word, source, tile, seen, wanted, _ = (
-            self._words[self.rank].load(DIAGNOSIS_OFFSET + i * WORD_BYTES) for i in range(6)
+            self.words[self.rank].load(DIAGNOSIS_OFFSET + i * WORD_BYTES) for i in range(6)
         )
         if word == abort.encode():
             what = "token" if tile == self.layout.token_index else f"tile {tile}"
@@ -134,7 +138,10 @@ class HostExchange:
                 else f"sent nothing within {self.deadline:g} s"
             )
             return kind(
-                f"{where}; rank {abort.blamed} {reason}", rank=self.rank, blamed=abort.blamed, epoch=abort.epoch
+                f"{where}; rank {abort.blamed} {reason}",
+                rank=self.rank,
+                blamed=abort.blamed,
+                epoch=abort.epoch,
             )
         return PeerAbortError(
             f"{where}: ended by a peer ({abort.kind.name.lower()}), which blames rank {abort.blamed}",
@@ -157,15 +164,15 @@ class HostCall:
     def slot(self, owner: int, source: int) -> torch.Tensor:
         """The slot of this call in which `owner` receives from `source`: BF16, flat, `slot_bytes` long."""
         start = self._layout.slot_offset(self.bank, owner, source)
-        block = self._exchange._blocks[owner]
+        block = self._exchange.blocks[owner]
         return block[start : start + self._layout.slot_bytes // BF16_BYTES * BF16_BYTES].view(torch.bfloat16)
 
     def publish(self, owner: int, tile: int) -> None:
-        """Raise this rank's flag for `owner`'s `tile`; everything stored into the slot so far is visible first."""
+        """Raise this rank's flag for `owner`'s `tile`; what was stored into the slot is visible first."""
         if self._exchange.device.type == "cuda":
             torch.cuda.current_stream(self._exchange.device).synchronize()
         offset = self._layout.flag_offset(self.bank, self._exchange.rank, tile)
-        self._exchange._words[owner].store(offset, self._wanted)
+        self._exchange.words[owner].store(offset, self._wanted)
 
     def publish_token(self, owner: int) -> None:
         """Tell `owner` that this rank takes part in the call, where it has no tile for it."""
@@ -179,7 +186,7 @@ class HostCall:
             CallMismatchError: `source` is in the same call with another signature.
             PeerAbortError: Another rank ended the call.
         """
-        words = self._exchange._words[self._exchange.rank]
+        words = self._exchange.words[self._exchange.rank]
         offset = self._layout.flag_offset(self.bank, source, tile)
         started = time.monotonic()
         spins = 0
@@ -204,7 +211,7 @@ class HostCall:
             ExchangeError: Always; what this rank's abort word says, which is a peer's if that came first.
         """
         abort = Abort(self.epoch, blamed, kind)
-        words = self._exchange._words[self._exchange.rank]
+        words = self._exchange.words[self._exchange.rank]
         diagnosis = (abort.encode(), blamed, tile, seen, self._wanted, spins)
         for i, value in enumerate(diagnosis):
             words.store(DIAGNOSIS_OFFSET + i * WORD_BYTES, value)
@@ -217,4 +224,4 @@ class HostCall:
 
     def finish(self) -> None:
         """Complete the call: the next one on this rank has the next epoch and the other bank."""
-        self._exchange._words[self._exchange.rank].store(EPOCH_OFFSET, self.epoch)
+        self._exchange.words[self._exchange.rank].store(EPOCH_OFFSET, self.epoch)

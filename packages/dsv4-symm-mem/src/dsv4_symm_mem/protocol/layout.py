@@ -6,9 +6,9 @@
     slots     [bank 2][slot P-1] regions of `slot_bytes`
 
 A flag row and a slot have one writer each, their source. A rank never sends to itself, so a rank keeps
-P-1 slots; source s lies in slot (s - rank - 1) mod P of its receiver. Inside a slot, tile t of the receiver's shard occupies
-`tile_m * tile_n` BF16 elements from element `t * tile_m * tile_n` on, whole even at the shard's edge, so
-every transfer is one dense burst and its address needs no division.
+P-1 slots; source s lies in slot (s - rank - 1) mod P of its receiver. Inside a slot, tile t of the
+receiver's shard occupies `tile_m * tile_n` BF16 elements from element `t * tile_m * tile_n` on, whole even
+at the shard's edge, so every transfer is one dense burst and its address needs no division.
 
 A rank's rows are cut into tiles from the first row of its own shard (see `shard_rows`), so no tile has two
 owners.

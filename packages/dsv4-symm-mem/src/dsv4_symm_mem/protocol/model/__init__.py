@@ -33,8 +33,10 @@ What it found
   * Rule ii ("a waiting tile waits only for lower-numbered tiles of peers") is not true of positions in a
     list where shards differ in size. It holds of row tiles: on every rank an own tile comes after the
     remote tiles of its row tile and below, whatever the group size and lag, which may differ by rank.
-  * A baked epoch breaks for every graph length, not only odd ones: flags of the first replay are raised
-    for the second. An alternating bit is right only while every call writes the same flags.
+  * A baked epoch breaks not only graphs of an odd number of calls (two calls on one bank in a row): of two,
+    because each flag still holds what its next call waits for; of four and more, as soon as one call writes
+    a flag that the others leave alone. An alternating bit likewise is
+    right only while every call writes the same flags.
   * Equal calls in another order on one rank are not told apart by any flag; a sum mixes the two. One stream
     is the only remedy.
   * A 16-bit signature finds ranks of different shape while they wait for the same kind of message. Where

@@ -302,6 +302,10 @@ SPARE_CASES = (
         without("remote_tiles_first"),
     ),
     Case(Scenario("fixed M: one alternating bit is enough", (_PAIR,) * 6), without("epoch_in_flag")),
+    Case(
+        Scenario("a graph of four calls, fixed M: baked epochs are right", (_PAIR,) * 8, graph_calls=4),
+        without("epoch_in_memory"),
+    ),
     Case(Scenario("a device per rank: loads at first use are harmless", (_PAIR,) * 2), without("warmed_up")),
     Case(
         Scenario("rank 1 of 2 dies: no broadcast is needed", (_PAIR,), mortal=(1,), deadline=_PATIENT),
