@@ -33,7 +33,6 @@ nox.options.sessions = ["lint", "types", "tests", *TEST_SESSIONS, "wheels", "int
 
 CONSTRAINTS = str(ROOT / "constraints.txt")
 ON_CPU = "not gpu and not multi_gpu and not multiprocess_cpu"
-WORKERS = ["-n", "auto", "--maxprocesses", "8"]
 
 
 def group(name: str) -> list[str]:
@@ -82,6 +81,13 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     session.run("python", "-m", "pytest", "-o", f"cache_dir={cache}", *arguments)
 
 
+def pytest_on_cpu(session: nox.Session, *arguments: str) -> None:
+    """Run the CPU tests, one single-threaded worker per core."""
+    session.env["OMP_NUM_THREADS"] = "1"
+    workers = ["-n", "auto", "--maxprocesses", "8"]
+    pytest(session, *workers, "-m", ON_CPU, *arguments, *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, formatting, spelling, licence tags, workflow files."""
@@ -112,7 +118,7 @@ def tests(session: nox.Session) -> None:
     """Every package's CPU tests and the repository's, in one environment."""
     scratch(session)
     install_everything(session, *group("repository"))
-    pytest(session, *WORKERS, "-m", ON_CPU, *session.posargs)
+    pytest_on_cpu(session)
 
 
 def isolated_tests(session: nox.Session) -> None:
@@ -121,7 +127,7 @@ def isolated_tests(session: nox.Session) -> None:
     tested = TEST_SESSIONS[session.name]
     wheels = build_wheels(session, with_dependencies(tested), folder / "wheels")
     install(session, *wheels, *group("test"))
-    pytest(session, *WORKERS, "-m", ON_CPU, str(tested.tests), *session.posargs)
+    pytest_on_cpu(session, str(tested.tests))
 
 
 for _name in TEST_SESSIONS:
@@ -156,6 +162,7 @@ def torchrun(session: nox.Session, ranks: int, *arguments: str) -> None:
     suites = [str(folder) for each in PACKAGES if (folder := each.tests / "multiprocess").is_dir()]
     quiet = [f"--redirects={','.join(f'{rank}:3' for rank in range(1, ranks))}"] if ranks > 1 else []
     launcher = ["--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", *quiet]
+    session.env["OMP_NUM_THREADS"] = "1"
     plugins = ["-p", "no:xdist", "-p", "no:cacheprovider", "-p", "tools.require_pass"]
     try:
         session.run("torchrun", *launcher, "-m", "pytest", *plugins, *suites, *arguments)

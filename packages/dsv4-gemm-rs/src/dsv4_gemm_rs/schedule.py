@@ -1,33 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tile a rank computes when: one static order, known to every rank.
+"""Which tile a rank computes when: one static order, in closed form, known to every rank.
 
-A rank's work is every tile of the partial [M, N], cut as `dsv4_symm_mem.protocol.tiles` says. Row tiles are
-taken in groups of `group_rows` per owner (about one wave of the machine): first the group's remote tiles,
-owner (rank + d) mod P for d = 1 .. P-1, then the rank's own tiles of the group `lag` earlier, and at the
-end the own tiles still due. All links are busy at once, no receiver is hot, and by the time a rank reaches
-a tile of its own, its peers have sent theirs.
+A rank's work is every tile of the partial [M, N], cut as `dsv4_symm_mem.protocol.tiles` says. `cluster` consecutive row tiles of one owner and one column tile
+make a position, taken by one thread-block cluster (one row tile per CTA; where an owner's row tiles run
+out, the trailing CTAs have nothing to store). Rows of positions are taken in groups of `group_rows` per
+owner (about one wave of the machine): first the group's remote positions, owner (rank + d) mod P for
+d = 1 .. P-1, then the rank's own positions of the group `lag` earlier, and at the end the own ones still
+due. All links are busy at once, no receiver is hot, and by the time a rank reaches a tile of its own, its
+peers have sent theirs.
 
-The order keeps the exchange from deadlock when workers take tiles in order (design rule ii): own tiles of
-group g come no earlier than the remote tiles of group g on any rank, so a rank that waits in group g waits
-for tiles before which their senders wait only in groups below g.
+The order keeps the exchange from deadlock when workers take positions in order (design rule ii): own tiles
+of group g come no earlier than the remote tiles of group g on any rank, so a rank that waits in group g
+waits for tiles before which their senders wait only in groups below g.
+
+Closed form. With q the last owner that has rows, owners 0 .. q-1 have `full` position rows each, q has
+`last <= full` and the rest have none. The position rows of owner o before step s are min(s·group_rows, rows(o)),
+so all positions before step s number
+
+    column_tiles · ( peers_full · min(s·group_rows, full) + [q != rank] · min(s·group_rows, last)
+                     + min(max(s - lag, 0)·group_rows, own) )
+
+which grows with s: a worker whose positions grow keeps s and steps it. Within a step the owners form at
+most four runs: full owners after `rank` (all full ones when rank > q), q, full owners before `rank`, own.
 
 Rejected: own tiles last (adds G/P to the time), one owner at a time for the whole matrix (one hot
-receiver), a dynamic scheduler (no order common to all ranks, so the argument above is lost).
+receiver), a dynamic scheduler (no order common to all ranks, so the second property is lost), a list in
+device memory (a copy per call, and M would no longer be free within a graph).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from dsv4_symm_mem.protocol.layout import ceil_div
 from dsv4_symm_mem.protocol.tiles import Tile, TileGrid, TileShape
 
 DEFAULT_LAG = 1
+
+
 SMALLEST_TILE = TileShape(64, 64)
 """No kernel uses a smaller tile, so it bounds the number of flags."""
-LARGEST_TILE = TileShape(256, 256)
+LARGEST_TILE = TileShape(256, 320)
 """No kernel uses a larger tile, so it bounds the padding of a slot."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a position lies: `row` counts position rows of the owner's shard, `column` column tiles."""
+
+    owner: int
+    row: int
+    column: int
 
 
 @dataclass(frozen=True)
@@ -39,8 +64,9 @@ class Schedule:
         world_size: Number of ranks P.
         rank: The rank whose order this is.
         shape: Tile shape, equal on all ranks.
-        group_rows: Row tiles per owner in a group.
+        group_rows: Position rows per owner in a group.
         lag: Groups by which a rank's own tiles trail the remote ones.
+        cluster: Row tiles per position.
     """
 
     m: int
@@ -50,22 +76,89 @@ class Schedule:
     shape: TileShape
     group_rows: int = 1
     lag: int = DEFAULT_LAG
+    cluster: int = 1
 
-    @property
+    @cached_property
     def grid(self) -> TileGrid:
         """The tiles, without their order."""
         return TileGrid(self.m, self.n, self.world_size, self.shape)
 
+    def position_rows(self, owner: int) -> int:
+        """Rows of positions of `owner`'s shard."""
+        return ceil_div(self.grid.row_tiles(owner), self.cluster)
+
+    def owned_tiles(self, owner: int) -> int:
+        """Tiles of `owner`'s shard, which is also the number of flags each peer raises for it."""
+        return self.row_tiles(owner) * self.column_tiles
+
     @property
     def groups(self) -> int:
-        """Groups of row tiles, by the longest shard (rank 0's)."""
-        return ceil_div(self.grid.row_tiles(0), self.group_rows)
+        """Groups of position rows, by the longest shard (rank 0's)."""
+        return ceil_div(self.position_rows(0), self.group_rows)
+
+    @cached_property
+    def last_owner(self) -> int:
+        """The last rank that owns rows, or -1."""
+        return ceil_div(self.m, self.grid.shard_length) - 1 if self.m else -1
+
+    @cached_property
+    def positions(self) -> int:
+        """Positions of the whole call."""
+        return self.before(self.groups + self.lag)
+
+    def before(self, step: int) -> int:
+        """Positions that precede `step`, by the closed form of the module's docstring."""
+        last_owner, rank = self.last_owner, self.rank
+        if last_owner < 0:
+            return 0
+        remote = step * self.group_rows
+        own = max(step - self.lag, 0) * self.group_rows
+        peers_full = last_owner - (1 if rank < last_owner else 0)
+        rows = peers_full * min(remote, self.position_rows(0)) if peers_full else 0
+        if last_owner != rank:
+            rows += min(remote, self.position_rows(last_owner))
+        rows += min(own, self.position_rows(rank))
+        return rows * self.grid.column_tiles
+
+    def place(self, position: int) -> Place:
+        """Where `position`, in [0, positions), lies; what kernels evaluate."""
+        step = 0
+        while self.before(step + 1) <= position:
+            step += 1
+        columns, last_owner, rank = self.grid.column_tiles, self.last_owner, self.rank
+        first_row = step * self.group_rows
+        rest = position - self.before(step)
+        full = columns * max(min(self.position_rows(0) - first_row, self.group_rows), 0)
+        last = columns * max(min(self.position_rows(last_owner) - first_row, self.group_rows), 0)
+        if last_owner == rank:
+            last = 0
+        after = last_owner - rank - 1 if rank < last_owner else last_owner
+        first = rank + 1 if rank < last_owner else 0
+        before = rank if rank < last_owner else 0
+        if rest < after * full:
+            owner, rest = first + rest // full, rest % full
+        elif rest < after * full + last:
+            owner, rest = last_owner, rest - after * full
+        elif rest < (after + before) * full + last:
+            rest -= after * full + last
+            owner, rest = rest // full, rest % full
+        else:
+            owner, rest = rank, rest - ((after + before) * full + last)
+            first_row = (step - self.lag) * self.group_rows
+        return Place(owner, first_row + rest // columns, rest % columns)
 
     def __len__(self) -> int:
-        grid = self.grid
-        return sum(grid.owned_tiles(owner) for owner in range(self.world_size))
+        return sum(self.grid.owned_tiles(owner) for owner in range(self.world_size))
 
     def __iter__(self) -> Iterator[Tile]:
+        grid = self.grid
+        for place in self.places():
+            first = place.row * self.cluster
+            for row_tile in range(first, min(first + self.cluster, grid.row_tiles(place.owner))):
+                yield grid.tile(place.owner, row_tile * grid.column_tiles + place.column)
+
+    def places(self) -> Iterator[Place]:
+        """All positions in order, by plain enumeration."""
         for step in range(self.groups + self.lag):
             if step < self.groups:
                 for distance in range(1, self.world_size):
@@ -73,12 +166,20 @@ class Schedule:
             if step >= self.lag:
                 yield from self._group(step - self.lag, self.rank)
 
-    def _group(self, group: int, owner: int) -> Iterator[Tile]:
-        grid = self.grid
+    def _group(self, group: int, owner: int) -> Iterator[Place]:
         first = group * self.group_rows
-        last = min(first + self.group_rows, grid.row_tiles(owner))
-        for index in range(first * grid.column_tiles, last * grid.column_tiles):
-            yield grid.tile(owner, index)
+        for row in range(first, min(first + self.group_rows, self.position_rows(owner))):
+            for column in range(self.grid.column_tiles):
+                yield Place(owner, row, column)
 
 
-__all__ = ["DEFAULT_LAG", "LARGEST_TILE", "SMALLEST_TILE", "Schedule", "Tile", "TileGrid", "TileShape"]
+__all__ = [
+    "DEFAULT_LAG",
+    "LARGEST_TILE",
+    "SMALLEST_TILE",
+    "Place",
+    "Schedule",
+    "Tile",
+    "TileGrid",
+    "TileShape",
+]

@@ -206,7 +206,7 @@ def prepare_weight(
     Args:
         weight: E4M3 or BF16 [N, K], contiguous; N a multiple of 64, K of 128 for MXFP8 and 64 for BF16.
         scale: E8M0 (uint8 or float8_e8m0fnu) for MXFP8: row-major [N, K/32], swizzled 128x4 (1-D, as
-            FlashInfer and vLLM keep it), or one scale per 32 x 32 block [N/32, K/32] as in DeepSeek-V4.1 checkpoints.
+            FlashInfer and vLLM keep it), or per 32 x 32 block [N/32, K/32] as DeepSeek-V4.1 checkpoints do.
         activation: What happens to BF16 activations; see `Activation`.
 
     Raises:

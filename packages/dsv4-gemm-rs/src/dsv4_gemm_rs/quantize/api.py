@@ -116,8 +116,8 @@ def quantize_mxfp8(
 
     Formulas, sources and the treatment of NaN, Inf, zeros and subnormals: `dsv4_gemm_rs.quantize.rule`. On a
     GPU this is one kernel on torch's current stream, without a synchronisation; with `out` also without an
-    allocation. The first call for a dtype and a layout compiles it (about a second): call `compile_quantizer` before
-    a CUDA graph capture. Inside `torch.compile` use `torch.ops.dsv4.quantize_mxfp8`.
+    allocation. The first call for a dtype and a layout compiles it (about a second): call `compile_quantizer`
+    before a CUDA graph capture. Inside `torch.compile` use `torch.ops.dsv4.quantize_mxfp8`.
 
     Args:
         x: [M, K] bfloat16, float16 or float32; K a multiple of 32, M >= 0, last dimension contiguous, any row

@@ -15,7 +15,7 @@ Inf into 448 (PTX ISA, cvt, .satfinite); it turns NaN into 0x7F, as the rule wan
 lands in the upper half. The product is `mul.rn.f32` without `.ftz`: elements may be subnormal.
 
 Rejected: one row per warp in a loop (32 warps for M = 32 leave the machine idle); dividing a flat index by K
-(costs more than the conversion; the grid's second axis and a power of two chosen on the host do it for
+(a long sequence per lane; the grid's second axis and a power of two chosen on the host do it for
 nothing); hardware conversion of amax to E8M0 (`cvt.rp.satfinite.ue8m0x2.f32` needs SM100 and divides first);
 tensor arguments (they pin dtypes that DLPack must know, and stream and device would come from them: raw
 addresses cost the host less).
@@ -326,8 +326,8 @@ def ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compiled:
     """The kernel for a CUDA device, compiled and loaded; from a table after the first call. Thread-safe.
 
     Raises:
-        UnsupportedError: It is not in the table and the current stream is being captured, or the compiler
-            failed.
+        UnsupportedError: It is not in the table and the current stream is being captured, or it does not
+            compile or load.
     """
     found = _ready.get((device, dtype, layout))
     if found is not None:
@@ -344,15 +344,14 @@ def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compil
                 "inside a CUDA graph capture, where it cannot be loaded; call compile_quantizer before it"
             )
         arch = _arch(device)
-        function = _compiled.get((arch, dtype, layout))
-        if function is None:
-            try:
-                function = compile_kernel(arch, dtype, layout)
-            except Exception as error:
-                raise UnsupportedError(f"the quantiser does not compile for {arch}: {error}") from error
-            _compiled[arch, dtype, layout] = function
-        # No strip of an empty matrix is present, so no address is used.
-        function(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, torch.cuda.current_stream().cuda_stream)
+        try:
+            function = _compiled.get((arch, dtype, layout)) or compile_kernel(arch, dtype, layout)
+            # No strip of an empty matrix is present, so no address is used.
+            function(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, torch.cuda.current_stream().cuda_stream)
+        except Exception as error:
+            reason = f"the quantiser cannot be compiled and loaded for {arch} on cuda:{device}: {error}"
+            raise UnsupportedError(reason) from error
+    _compiled[arch, dtype, layout] = function
     _ready[device, dtype, layout] = function
     return function
 

@@ -28,9 +28,10 @@ Special values:
 * Byte 255 (NaN in E8M0, OCP MX v1.0 section 5.4.1) is never produced.
 
 Where this differs from the float formula: for BF16 and FP16 inputs, nowhere (tested for every value). For
-FP32, torch rounds amax / 448 and its logarithm, so for some amax within 2^-17 above 448 * 2^n the logarithm
-comes out as exactly n and the float formula returns one less than the true ceiling; those blocks then hold an
-element a hair above 448, which rounds to 448. The rule here is the exact one.
+FP32, torch rounds amax / 448 and its logarithm, so that just above 448 * 2^n the logarithm can come out as n
+itself and the float formula returns one less than the true ceiling. The fraction bits of such an amax are
+0x600001 to at most 0x600028 (2, 4, 9, 20, 39 or 40 values, more the larger |n| is; torch 2.13 on a CPU). Its
+block then holds an element a hair above 448, which rounds to 448. The rule here is the exact one.
 
 Where FlashInfer's `mxfp8_quantize` differs (from a public re-implementation that states it follows
 FlashInfer's conversion exactly; not confirmed against FlashInfer here): finite blocks with amax > 448 *

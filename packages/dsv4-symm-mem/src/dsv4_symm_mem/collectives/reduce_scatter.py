@@ -18,6 +18,7 @@ import torch
 from dsv4_symm_mem.collectives.operands import check_operands
 from dsv4_symm_mem.errors import ArgumentError, ExchangeError
 from dsv4_symm_mem.protocol.host import HostCall, HostExchange
+from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BLOCK_ROWS, read_tile, write_tile
 from dsv4_symm_mem.protocol.tiles import Tile, TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
 
@@ -41,9 +42,12 @@ def push_tiles(
         out: BF16 [L, N] with L = ceil(M / P), filled completely; NaN if the call ends with an error.
 
     Raises:
+        ArgumentError: The tile is not made of whole blocks (see `protocol.slots`); before anything is sent.
         ExchangeError: A peer failed, is late or runs another call; every rank gets one.
         Exception: What `partial` raised; peers get a `PeerAbortError` that blames this rank.
     """
+    if grid.shape.m % BLOCK_ROWS or grid.shape.n % BLOCK_COLUMNS:
+        raise ArgumentError("grid", grid.shape, f"a tile of multiples of {BLOCK_ROWS} by {BLOCK_COLUMNS}")
     rank, world_size = exchange.rank, grid.world_size
     peers = [(rank + distance) % world_size for distance in range(1, world_size)]
     signature = call_signature(Operation.REDUCE_SCATTER, grid.m, grid.n, grid.shape.m, grid.shape.n)
@@ -56,8 +60,8 @@ def push_tiles(
             if tile.owner == rank:
                 _reduce_tile(call, rank, grid, tile, partial(tile), out)
             else:
-                stored = _tile_in_slot(call.slot(tile.owner, rank), grid, tile)
-                stored.copy_(partial(tile))
+                slot_tile = _slot_tile(call.slot(tile.owner, rank), grid, tile)
+                write_tile(slot_tile, grid.shape.m, grid.shape.n, partial(tile))
                 call.publish(tile.owner, tile.index)
         if grid.owned_tiles(rank) == 0:
             for peer in peers:
@@ -109,10 +113,9 @@ def _rows_owned(grid: TileGrid, rank: int) -> int:
     return min(start + grid.shard_length, grid.m) - start
 
 
-def _tile_in_slot(slot: torch.Tensor, grid: TileGrid, tile: Tile) -> torch.Tensor:
+def _slot_tile(slot: torch.Tensor, grid: TileGrid, tile: Tile) -> torch.Tensor:
     start = tile.index * grid.tile_elements
-    whole = slot[start : start + grid.tile_elements].view(grid.shape.m, grid.shape.n)
-    return whole[: len(tile.rows), : len(tile.columns)]
+    return slot[start : start + grid.tile_elements]
 
 
 def _reduce_tile(
@@ -122,7 +125,8 @@ def _reduce_tile(
         if source == rank:
             return own.float()
         call.wait(source, tile.index)
-        return _tile_in_slot(call.slot(rank, source), grid, tile).float()
+        whole = read_tile(_slot_tile(call.slot(rank, source), grid, tile), grid.shape.m, grid.shape.n)
+        return whole[: len(tile.rows), : len(tile.columns)].float()
 
     total = term(0)
     for source in range(1, grid.world_size):
