@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tile a rank computes when: one static order, in closed form, known to every rank.
 
-A rank's work is every tile of the partial [M, N], cut as `dsv4_symm_mem.protocol.tiles` says. `cluster` consecutive row tiles of one owner and one column tile
-make a position, taken by one thread-block cluster (one row tile per CTA; where an owner's row tiles run
-out, the trailing CTAs have nothing to store). Rows of positions are taken in groups of `group_rows` per
-owner (about one wave of the machine): first the group's remote positions, owner (rank + d) mod P for
-d = 1 .. P-1, then the rank's own positions of the group `lag` earlier, and at the end the own ones still
-due. All links are busy at once, no receiver is hot, and by the time a rank reaches a tile of its own, its
-peers have sent theirs.
+A rank's work is every tile of the partial [M, N], cut as `dsv4_symm_mem.protocol.tiles` says. `cluster`
+consecutive row tiles of one owner and one column tile make a position, taken by one thread-block cluster
+(one row tile per CTA; where an owner's row tiles run out, the trailing CTAs have nothing to store). Rows of
+positions are taken in groups of `group_rows` per owner (about one wave of the machine): first the group's
+remote positions, owner (rank + d) mod P for d = 1 .. P-1, then the rank's own positions of the group `lag`
+earlier, and at the end the own ones still due. All links are busy at once, no receiver is hot, and by the
+time a rank reaches a tile of its own, its peers have sent theirs.
 
 The order keeps the exchange from deadlock when workers take positions in order (design rule ii): own tiles
 of group g come no earlier than the remote tiles of group g on any rank, so a rank that waits in group g
 waits for tiles before which their senders wait only in groups below g.
 
 Closed form. With q the last owner that has rows, owners 0 .. q-1 have `full` position rows each, q has
-`last <= full` and the rest have none. The position rows of owner o before step s are min(s·group_rows, rows(o)),
-so all positions before step s number
+`last <= full` and the rest have none. Owner o has min(s·group_rows, rows(o)) position rows before step s, so
+all positions before step s number
 
     column_tiles · ( peers_full · min(s·group_rows, full) + [q != rank] · min(s·group_rows, last)
                      + min(max(s - lag, 0)·group_rows, own) )

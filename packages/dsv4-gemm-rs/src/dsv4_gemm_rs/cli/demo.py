@@ -86,9 +86,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"path:       {summary['decision']}")
         print(f"output:     [{results[0]['out'].shape[0]}, {n}] BF16 on each rank")
-        print(
-            f"error:      {error:.3e} against FP64, allowed {allowed:.3e}; rounding alone: {rounding:.3e}"
-        )
+        print(f"error:      {error:.3e} against FP64, allowed {allowed:.3e}; rounding alone: {rounding:.3e}")
         print(f"repeatable: {'the second run gave the same bits' if repeated else 'NO, the runs differ'}")
         print(f"wire:       {summary['wire_bytes_per_rank']:,} bytes sent by each rank, S·(P-1)/P")
         print(f"time:       {seconds:.2f} s for set-up and two calls on {ranks} ranks")

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from dsv4_symm_mem.arena import SymmetricTensor
-from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerAbortError, PeerTimeoutError
+from dsv4_symm_mem.protocol.failure import Diagnosis, describe
 from dsv4_symm_mem.protocol.layout import (
     ABORT_OFFSET,
     BF16_BYTES,
     DIAGNOSIS_OFFSET,
+    DIAGNOSIS_WORDS,
     EPOCH_OFFSET,
     WORD_BYTES,
     ExchangeLayout,
@@ -110,7 +111,10 @@ class HostExchange:
         """
         abort = self.abort
         if abort is not None:
-            raise self._describe(abort)
+            words = self.words[self.rank]
+            word, *values = (words.load(DIAGNOSIS_OFFSET + i * WORD_BYTES) for i in range(DIAGNOSIS_WORDS))
+            diagnosis = Diagnosis(*values) if word == abort.encode() else None
+            raise describe(self.rank, abort, diagnosis, self.layout.token_index, self.deadline)
 
     def begin(self, signature: int) -> HostCall:
         """Start the next call, whose flags carry `signature`; raises like `check`."""
@@ -122,33 +126,6 @@ class HostExchange:
         for words in self.words:
             if words.load(ABORT_OFFSET) == 0:
                 words.store(ABORT_OFFSET, abort.encode())
-
-    def _describe(self, abort: Abort) -> ExchangeError:
-        where = f"rank {self.rank}, call {abort.epoch}"
-        word, source, tile, seen, wanted, _ = (
-            self.words[self.rank].load(DIAGNOSIS_OFFSET + i * WORD_BYTES) for i in range(6)
-        )
-        if word == abort.encode():
-            what = "token" if tile == self.layout.token_index else f"tile {tile}"
-            where += f": waited for {what} of rank {source}, saw {seen:#x}, wanted {wanted:#x}"
-            kind = CallMismatchError if abort.kind is AbortKind.MISMATCH else PeerTimeoutError
-            reason = (
-                "takes part in this call with another shape, tile or operation"
-                if abort.kind is AbortKind.MISMATCH
-                else f"sent nothing within {self.deadline:g} s"
-            )
-            return kind(
-                f"{where}; rank {abort.blamed} {reason}",
-                rank=self.rank,
-                blamed=abort.blamed,
-                epoch=abort.epoch,
-            )
-        return PeerAbortError(
-            f"{where}: ended by a peer ({abort.kind.name.lower()}), which blames rank {abort.blamed}",
-            rank=self.rank,
-            blamed=abort.blamed,
-            epoch=abort.epoch,
-        )
 
 
 class HostCall:

@@ -34,7 +34,7 @@ def element_offset(tile_m: int, row: int, column: int) -> int:
 
 
 def read_tile(slot_tile: torch.Tensor, tile_m: int, tile_n: int) -> torch.Tensor:
-    """The tile [tile_m, tile_n], row major, that the BF16 elements `slot_tile` [tile_m * tile_n] hold; a copy."""
+    """A copy, row major [tile_m, tile_n], of the tile in the BF16 elements `slot_tile` [tile_m * tile_n]."""
     return _blocks(slot_tile, tile_m, tile_n).reshape(tile_m, tile_n)
 
 
