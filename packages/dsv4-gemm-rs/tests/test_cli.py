@@ -73,18 +73,19 @@ def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest
     captured = capsys.readouterr()
     assert "gemm-then-reduce-scatter" in captured.out
     assert "M=9" in captured.out
-    assert captured.err.count(" us") == 10
+    assert captured.err.count(" us") == 12
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     report = Report.read(output)
     assert {row["case"] for row in report.rows} == {
         "quantise",
-        "gemm",
+        "gemm-cublas",
+        "unfused-call",
         "reduce-scatter",
         "gemm-then-reduce-scatter",
         "dispatched",
     }
     assert all(row["median_us"] > 0 and row["samples"] == 3 for row in report.rows)
-    assert [row["wire_bytes"] for row in report.rows if row["case"] == "gemm"] == [512, 1152]
+    assert [row["wire_bytes"] for row in report.rows if row["case"] == "gemm-cublas"] == [512, 1152]
     assert report.machine["ranks"] == 2
     assert report.versions["torch"]
     assert report.date

@@ -11,8 +11,8 @@ from dsv4_gemm_rs.environment import default_deadline, requested_path
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
 
-CPU = Machine(None, 4, False, True, False, False, frozenset())
-HOPPER = Machine(90, 4, False, True, True, False, frozenset())
+CPU = Machine(None, 4, False, True, False, False, 0, frozenset())
+HOPPER = Machine(90, 4, False, True, True, False, 132, frozenset())
 BLACKWELL = replace(HOPPER, arch=100, multicast=True)
 MXFP8 = Problem(1024, 5120, 2048, WeightKind.MXFP8)
 BF16 = replace(MXFP8, kind=WeightKind.BF16)

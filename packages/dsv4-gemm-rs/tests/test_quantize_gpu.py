@@ -18,6 +18,7 @@ from dsv4_gemm_rs.quantize import (
     ScaleRule,
     compile_quantizer,
     quantize_mxfp8,
+    round_trip_mxfp8,
     swizzled_scale_numel,
 )
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
@@ -62,26 +63,33 @@ def adversarial(rows: int, k: int, dtype: torch.dtype, seed: int = 0) -> torch.T
     return x
 
 
+def poisoned_bytes(numel: int) -> torch.Tensor:
+    """`numel` device bytes between two guards, all 0xFF."""
+    return torch.full((GUARD + numel + GUARD,), 0xFF, dtype=torch.uint8, device="cuda")
+
+
+def check_bytes(buffer: torch.Tensor, expected: torch.Tensor) -> None:
+    """A buffer of `poisoned_bytes` holds the bytes of `expected`, and its guards are whole."""
+    got = buffer.cpu()
+    assert (got[:GUARD] == 0xFF).all()
+    assert (got[-GUARD:] == 0xFF).all()
+    wrong = (got[GUARD:-GUARD] != expected.view(torch.uint8).flatten()).nonzero().flatten()
+    assert not wrong.numel(), f"{wrong.numel()} bytes differ, the first at {wrong[:5].tolist()}"
+
+
 class Poisoned:
     """Device outputs full of 0xFF with guards, and the check of what a call left in them."""
 
     def __init__(self, rows: int, k: int, layout: ScaleLayout) -> None:
         shape = (swizzled_scale_numel(rows, k),) if layout is ScaleLayout.SWIZZLED else (rows, k // 32)
         scales = torch.Size(shape).numel()
-        self.buffers = [
-            torch.full((GUARD + numel + GUARD,), 0xFF, dtype=torch.uint8, device="cuda")
-            for numel in (rows * k, scales)
-        ]
+        self.buffers = [poisoned_bytes(rows * k), poisoned_bytes(scales)]
         data, scale = (buffer[GUARD:-GUARD] for buffer in self.buffers)
         self.out = Mxfp8(data.view(rows, k).view(E4M3), scale.view(shape), layout)
 
     def check(self, expected: Mxfp8) -> None:
         for buffer, want in zip(self.buffers, (expected.data, expected.scale), strict=True):
-            got = buffer.cpu()
-            assert (got[:GUARD] == 0xFF).all()
-            assert (got[-GUARD:] == 0xFF).all()
-            wrong = (got[GUARD:-GUARD] != want.view(torch.uint8).flatten()).nonzero().flatten()
-            assert not wrong.numel(), f"{wrong.numel()} bytes differ, the first at {wrong[:5].tolist()}"
+            check_bytes(buffer, want)
 
 
 def check(x: torch.Tensor, layout: ScaleLayout, rule: ScaleRule) -> None:
@@ -89,6 +97,18 @@ def check(x: torch.Tensor, layout: ScaleLayout, rule: ScaleRule) -> None:
     poisoned = Poisoned(x.shape[0], x.shape[1], layout)
     assert quantize_mxfp8(x, layout=layout, rule=rule, out=poisoned.out) is poisoned.out
     poisoned.check(quantize_mxfp8(x.cpu(), layout=layout, rule=rule))
+
+
+def bf16_output(buffer: torch.Tensor, rows: int, k: int) -> torch.Tensor:
+    return buffer[GUARD:-GUARD].view(torch.bfloat16).view(rows, k)
+
+
+def check_round_trip(x: torch.Tensor, rule: ScaleRule) -> None:
+    """0xFFFF, the poison, is a NaN that a round trip never writes."""
+    buffer = poisoned_bytes(2 * x.numel())
+    out = bf16_output(buffer, *x.shape)
+    assert round_trip_mxfp8(x, rule=rule, out=out) is out
+    check_bytes(buffer, round_trip_mxfp8(x.cpu(), rule=rule))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -102,9 +122,23 @@ def test_bit_equal_to_the_cpu(dtype: torch.dtype, layout: ScaleLayout, rule: Sca
             check(x[:rows], layout, rule)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [32, 96, 128, 2048, 7168])
+def test_round_trip_is_bit_equal_to_the_cpu(dtype: torch.dtype, rule: ScaleRule, k: int) -> None:
+    x = adversarial(4097 if k < 7168 else 1000, k, dtype).cuda()
+    for rows in (1, 31, 127, 128, 129, 1000, 4097):
+        if rows <= x.shape[0]:
+            check_round_trip(x[:rows], rule)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_rows(layout: ScaleLayout) -> None:
     check(adversarial(4097, 7168, torch.bfloat16).cuda(), layout, ScaleRule.VLLM)
+
+
+def test_round_trip_of_many_rows() -> None:
+    check_round_trip(adversarial(4097, 7168, torch.bfloat16).cuda(), ScaleRule.VLLM)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -114,6 +148,8 @@ def test_every_16_bit_value_as_an_element(dtype: torch.dtype, rule: ScaleRule) -
     check(values.view(-1, 32).cuda(), ScaleLayout.ROW_MAJOR, rule)
     shuffled = values[torch.randperm(2**16, generator=torch.Generator().manual_seed(5))]
     check(shuffled.view(-1, 128).cuda(), ScaleLayout.SWIZZLED, rule)
+    check_round_trip(values.view(-1, 32).cuda(), rule)
+    check_round_trip(shuffled.view(-1, 128).cuda(), rule)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -133,13 +169,16 @@ def test_strided_and_unaligned_rows(dtype: torch.dtype, layout: ScaleLayout) -> 
         wide[3:4].expand(130, -1)[:, 5:165],
     ):
         check(x, layout, ScaleRule.VLLM)
+        check_round_trip(x, ScaleRule.VLLM)
 
 
 def test_storage_offset_of_one_element_in_contiguous_rows() -> None:
     for dtype in DTYPES:
         flat = adversarial(1, 129 * 256 + 32, dtype).flatten().cuda()
         for offset in (1, 2, 3, 4, 8):
-            check(flat[offset : offset + 129 * 256].view(129, 256), ScaleLayout.SWIZZLED, ScaleRule.VLLM)
+            x = flat[offset : offset + 129 * 256].view(129, 256)
+            check(x, ScaleLayout.SWIZZLED, ScaleRule.VLLM)
+            check_round_trip(x, ScaleRule.VLLM)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -167,6 +206,21 @@ def test_graph_replays_follow_the_input(layout: ScaleLayout) -> None:
         poisoned.check(quantize_mxfp8(one, layout=layout))
 
 
+def test_round_trip_graph_replays_follow_the_input() -> None:
+    inputs = [adversarial(129, 2048, torch.bfloat16, seed) for seed in range(3)]
+    x, buffer = inputs[0].cuda(), poisoned_bytes(2 * 129 * 2048)
+    compile_quantizer(x.device, round_trip=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        round_trip_mxfp8(x, out=bf16_output(buffer, 129, 2048))
+    for one in (inputs[1], inputs[2], inputs[1]):
+        x.copy_(one)
+        buffer.fill_(0xFF)
+        graph.replay()
+        torch.cuda.synchronize()
+        check_bytes(buffer, round_trip_mxfp8(one))
+
+
 def test_first_use_inside_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from dsv4_gemm_rs.quantize import kernel
 
@@ -176,6 +230,19 @@ def test_first_use_inside_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), pytest.raises(UnsupportedError, match="compile_quantizer"):
         quantize_mxfp8(x)
+
+
+def test_round_trip_needs_its_own_kernel_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsv4_gemm_rs.quantize import kernel
+
+    monkeypatch.setattr(kernel, "_ready", {})
+    x = torch.ones(4, 64, device="cuda")
+    quantize_mxfp8(x)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(UnsupportedError, match="BF16 output"):
+        round_trip_mxfp8(x)
+    compile_quantizer(x.device, dtype=x.dtype, round_trip=True)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        round_trip_mxfp8(x)
 
 
 def test_runs_on_the_current_stream() -> None:
@@ -196,9 +263,12 @@ def test_runs_on_the_current_stream() -> None:
 
 def test_no_allocation_with_out() -> None:
     x, poisoned = torch.ones(300, 2048, device="cuda"), Poisoned(300, 2048, ScaleLayout.SWIZZLED)
+    back = torch.empty(300, 2048, dtype=torch.bfloat16, device="cuda")
     quantize_mxfp8(x, out=poisoned.out)
+    round_trip_mxfp8(x, out=back)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     quantize_mxfp8(x, out=poisoned.out)
+    round_trip_mxfp8(x, out=back)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
@@ -260,6 +330,18 @@ def test_bad_outputs_are_refused() -> None:
     ):
         with pytest.raises(ArgumentError) as raised:
             quantize_mxfp8(x, out=bad)
+        assert raised.value.argument == argument
+
+
+def test_bad_round_trip_outputs_are_refused() -> None:
+    x = torch.ones(64, 128, device="cuda")
+    raw = torch.empty(64 * 128 + 8, dtype=torch.bfloat16, device="cuda")
+    for argument, bad in (
+        ("out.data_ptr()", raw[4:-4].view(64, 128)),
+        ("out.device", torch.empty(64, 128, dtype=torch.bfloat16)),
+    ):
+        with pytest.raises(ArgumentError) as raised:
+            round_trip_mxfp8(x, out=bad)
         assert raised.value.argument == argument
 
 

@@ -16,7 +16,7 @@ import pytest
 
 ARCHS = ["sm_90a", "sm_100a"]
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-VARIANTS = [f"{dtype}-{layout}" for dtype in BYTES for layout in ("swizzled", "row_major")]
+VARIANTS = [f"{dtype}-{layout}" for dtype in BYTES for layout in ("swizzled", "row_major", "none")]
 
 # A process of its own per architecture: the DSL keeps process-wide state, and the suite must not load it.
 COMPILE = """
@@ -28,7 +28,8 @@ texts = {}
 for variant in variants:
     dtype, layout = variant.split("-")
     options = f"--keep-ptx --dump-dir {folder}"
-    compiled = compile_kernel(arch, getattr(torch, dtype), ScaleLayout(layout), options=options)
+    layout = None if layout == "none" else ScaleLayout(layout)
+    compiled = compile_kernel(arch, getattr(torch, dtype), layout, options=options)
     texts[variant] = compiled.__ptx__
 json.dump(texts, sys.stdout)
 """
@@ -57,19 +58,20 @@ def test_memory_instructions(ptx: dict[str, str], variant: str) -> None:
     assert len(re.findall(r"ld\.global\.nc\S*\.v4\.b32", text)) == strips * 8 * element // 16
     narrow = "u16" if element == 2 else "b32"
     assert len(re.findall(rf"ld\.global\.nc\.{narrow}", text)) == strips * 8
-    assert len(re.findall(r"st\.global\.v2\.b32", text)) == strips
-    scale_store = "b32" if layout == "swizzled" else "u8"
-    assert len(re.findall(rf"st\.global\.{scale_store}", text)) == strips
-    assert len(re.findall(r"(?:ld|st)\.global", text)) == strips * (8 * element // 16 + 8 + 2)
+    stores = {"swizzled": ["v2.b32", "b32"], "row_major": ["v2.b32", "u8"], "none": ["v4.b32"]}[layout]
+    assert sorted(re.findall(r"st\.global\.(\S+)", text)) == sorted(strips * stores)
+    assert len(re.findall(r"ld\.global", text)) == strips * (8 * element // 16 + 8)
     assert ".local" not in text, "registers spilled"
     assert ".shared" not in text
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_arithmetic_instructions(ptx: dict[str, str], variant: str) -> None:
-    text = ptx[variant]
+    text, round_trip = ptx[variant], variant.endswith("none")
     assert len(re.findall(r"cvt\.rn\.satfinite\.e4m3x2\.f32", text)) == 2 * 8 // 2
-    assert len(re.findall(r"mul\.rn\.f32", text)) == 2 * 8
+    assert len(re.findall(r"cvt\.rn\.f16x2\.e4m3x2", text)) == 2 * 8 // 2 * round_trip
+    assert len(re.findall(r"cvt\.rn\.bf16x2\.f32", text)) == 2 * 8 // 2 * round_trip
+    assert len(re.findall(r"mul\.rn\.f32", text)) == 2 * 8 * (1 + round_trip)
     assert ".ftz" not in text, "subnormal elements would be lost"
     shuffles = 2 * (4 if variant.endswith("swizzled") else 2)
     assert len(re.findall(r"shfl\.sync\.bfly", text)) == shuffles

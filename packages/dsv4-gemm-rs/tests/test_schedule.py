@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from dsv4_gemm_rs.schedule import Schedule, Tile, TileShape
@@ -23,22 +24,12 @@ schedules = st.builds(
     shape=st.builds(TileShape, st.integers(8, 64), st.integers(8, 32)),
     group_rows=st.integers(1, 5),
     lag=st.integers(0, 3),
+    cluster=st.integers(1, 3),
 )
 
 
 def all_ranks(schedule: Schedule) -> list[Schedule]:
-    return [
-        Schedule(
-            schedule.m,
-            schedule.n,
-            schedule.world_size,
-            rank,
-            schedule.shape,
-            schedule.group_rows,
-            schedule.lag,
-        )
-        for rank in range(schedule.world_size)
-    ]
+    return [replace(schedule, rank=rank) for rank in range(schedule.world_size)]
 
 
 def row_tile(tile: Tile, schedule: Schedule) -> int:
@@ -46,16 +37,29 @@ def row_tile(tile: Tile, schedule: Schedule) -> int:
 
 
 def group(tile: Tile, schedule: Schedule) -> int:
-    return row_tile(tile, schedule) // schedule.group_rows
+    return row_tile(tile, schedule) // (schedule.cluster * schedule.group_rows)
 
 
-def stuck_workers(orders: Sequence[Sequence[Tile]], workers: int) -> int:
-    """Workers that never end when each takes its tiles in order and own tiles wait for all peers'.
+def positions_of(schedule: Schedule) -> list[list[Tile]]:
+    """The schedule's tiles, position by position, from the closed form."""
+    grid = schedule.grid
+    positions = []
+    for place in map(schedule.place, range(schedule.positions)):
+        first = place.row * schedule.cluster
+        rows = range(first, min(first + schedule.cluster, grid.row_tiles(place.owner)))
+        positions.append([grid.tile(place.owner, row * grid.column_tiles + place.column) for row in rows])
+    return positions
+
+
+def stuck_workers(orders: Sequence[Sequence[Sequence[Tile]]], workers: int) -> int:
+    """Workers that never end when each takes its positions in order and own tiles wait for all peers'.
 
     A tile sent stays sent, so the order in which workers are advanced cannot change who gets stuck.
     """
     lists = [
-        (rank, list(order[worker::workers])) for rank, order in enumerate(orders) for worker in range(workers)
+        (rank, [tile for position in order[worker::workers] for tile in position])
+        for rank, order in enumerate(orders)
+        for worker in range(workers)
     ]
     sent = [set[tuple[int, int]]() for _ in orders]
     places = [0] * len(lists)
@@ -91,11 +95,19 @@ def test_every_element_is_in_one_tile_which_its_owner_owns(schedule: Schedule) -
     assert covered == dict.fromkeys(range(schedule.m * schedule.n), 1)
 
 
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(schedules, st.data())
+def test_closed_form_is_the_plain_enumeration(schedule: Schedule, data: st.DataObject) -> None:
+    mine = replace(schedule, rank=data.draw(st.integers(0, schedule.world_size - 1)))
+    assert [mine.place(position) for position in range(mine.positions)] == list(mine.places())
+    assert [tile for position in positions_of(mine) for tile in position] == list(mine)
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(schedules)
 def test_indices_count_each_owner_s_tiles_row_tile_major(schedule: Schedule) -> None:
     for owner in range(schedule.world_size):
-        tiles = [tile for tile in schedule if tile.owner == owner]
+        tiles = sorted((tile for tile in schedule if tile.owner == owner), key=lambda tile: tile.index)
         assert [tile.index for tile in tiles] == list(range(schedule.grid.owned_tiles(owner)))
         corners = [(tile.rows.start, tile.columns.start) for tile in tiles]
         assert corners == sorted(corners)
@@ -108,11 +120,12 @@ def test_order_is_the_design_s_on_every_rank(schedule: Schedule) -> None:
     world_size = schedule.world_size
     for mine in all_ranks(schedule):
 
-        def step(tile: Tile, mine: Schedule = mine) -> tuple[int, int, int]:
+        def step(tile: Tile, mine: Schedule = mine) -> tuple[int, int, tuple[int, int, int]]:
             distance = (tile.owner - mine.rank) % world_size
             # Own tiles follow the remote tiles of their step.
             at = group(tile, mine) + (mine.lag if distance == 0 else 0)
-            return at, distance or world_size, tile.index
+            row, column = divmod(tile.index, mine.grid.column_tiles)
+            return at, distance or world_size, (row // mine.cluster, column, row)
 
         tiles = list(mine)
         assert tiles == sorted(tiles, key=step)
@@ -136,19 +149,23 @@ def test_an_own_tile_comes_after_all_remote_tiles_of_its_row_tile_and_below(sche
 def test_workers_in_order_never_wait_in_a_circle(
     schedule: Schedule, workers: int, data: st.DataObject
 ) -> None:
-    """Also where ranks differ in group size and lag."""
+    """Also where ranks differ in group size, lag and cluster."""
     orders = []
     for mine in all_ranks(schedule):
-        group_rows, lag = data.draw(st.tuples(st.integers(1, 5), st.integers(0, 3)))
-        orders.append(list(Schedule(mine.m, mine.n, mine.world_size, mine.rank, mine.shape, group_rows, lag)))
+        group_rows, lag, cluster = data.draw(
+            st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(1, 3))
+        )
+        orders.append(positions_of(replace(mine, group_rows=group_rows, lag=lag, cluster=cluster)))
     assert stuck_workers(orders, workers) == 0
 
 
 def test_own_tiles_first_do_wait_in_a_circle() -> None:
-    schedule = Schedule(4, 2, 2, 0, UNIT)
-    orders = [sorted(mine, key=lambda tile: tile.owner != mine.rank) for mine in all_ranks(schedule)]
-    assert stuck_workers(orders, 1) == 2
-    assert stuck_workers([list(mine) for mine in all_ranks(schedule)], 1) == 0
+    ranks = all_ranks(Schedule(4, 2, 2, 0, UNIT))
+    own_first = [
+        sorted(positions_of(mine), key=lambda position: position[0].owner != mine.rank) for mine in ranks
+    ]
+    assert stuck_workers(own_first, 1) == 2
+    assert stuck_workers([positions_of(mine) for mine in ranks], 1) == 0
 
 
 def test_uneven_shards_make_positions_no_measure_of_who_waits_for_whom() -> None:

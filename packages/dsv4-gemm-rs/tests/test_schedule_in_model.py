@@ -21,15 +21,20 @@ def scheduled(
     operation: Operation = RS,
     options: Sequence[tuple[int, int]] = ((1, 1),),
     shape: TileShape = UNIT,
+    cluster: int = 1,
 ) -> Call:
     """A call whose orders are schedules; `options` are (group_rows, lag), rank by rank in turn."""
-    orders = []
+    orders, units = [], []
     for rank in range(world_size):
         group_rows, lag = options[rank % len(options)]
-        schedule = Schedule(m, n, world_size, rank, shape, group_rows, lag)
+        schedule = Schedule(m, n, world_size, rank, shape, group_rows, lag, cluster)
         orders.append(tuple((tile.owner, tile.index) for tile in schedule))
+        row_tiles = [
+            schedule.grid.row_tiles(place.owner) - place.row * cluster for place in schedule.places()
+        ]
+        units.append(tuple(min(cluster, left) for left in row_tiles))
     signature = call_signature(operation, m, n, shape.m, shape.n)
-    return Call(tuple(orders), (signature,) * world_size, operation)
+    return Call(tuple(orders), (signature,) * world_size, operation, units=tuple(units))
 
 
 def assert_clean(scenario: Scenario) -> None:
@@ -64,6 +69,17 @@ def test_tiles_larger_than_one(n: int) -> None:
         for m, operation in [(7, RS), (2, RS), (5, AR), (3, RS)]
     )
     assert_clean(Scenario("cut tiles", calls, workers=2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_clusters_of_two_row_tiles(lag: int, workers: int) -> None:
+    """Trailing clusters are half empty: shards of 3, 2 and 1 row tiles."""
+    sizes = [(5, RS), (1, RS), (3, AR), (6, RS)]
+    calls = tuple(scheduled(m, 2, 2, operation, [(1, lag)], TileShape(1, 2), 2) for m, operation in sizes)
+    assert_clean(Scenario("two ranks", calls, workers=workers))
+    calls = tuple(scheduled(m, 1, 3, RS, [(1, lag)], cluster=2) for m in (7, 2, 5))
+    assert_clean(Scenario("three ranks", calls, workers=workers))
 
 
 def test_ranks_may_differ_in_group_size_and_lag() -> None:

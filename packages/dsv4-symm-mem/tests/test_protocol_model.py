@@ -233,6 +233,7 @@ def test_grouped_order_is_the_design_s() -> None:
         (lambda: Call(((), ()), (1, 1 << 16)), "signatures"),
         (lambda: Call((((1, 0), (1, 0)), ()), (1, 1)), "orders"),
         (lambda: Call((((2, 0),), ()), (1, 1)), "orders"),
+        (lambda: Call((((1, 0),), ()), (1, 1), units=((2,), ())), "units"),
         (lambda: Scenario("", ()), "calls"),
         (lambda: Scenario("", (uniform_call((1,)), uniform_call((1, 1)))), "calls"),
         (lambda: Scenario("", (uniform_call((1,)),), workers=0), "workers"),

@@ -15,6 +15,7 @@ import torch
 from dsv4_symm_mem.protocol.layout import shard_length
 
 from dsv4_gemm_rs.dispatch import Path, Problem
+from dsv4_gemm_rs.fused import run_fused
 from dsv4_gemm_rs.host import run_host
 from dsv4_gemm_rs.operands import check_devices, check_operands
 from dsv4_gemm_rs.unfused import run_unfused
@@ -35,6 +36,8 @@ def _perform(
     with space.call(decision):
         if decision.path is Path.HOST:
             run_host(operands, space.exchange, out)
+        elif decision.path is Path.FUSED:
+            run_fused(operands, space, out)
         else:
             run_unfused(operands, space, decision, out)
     return out

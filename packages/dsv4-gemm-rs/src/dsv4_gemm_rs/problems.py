@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsv4_gemm_rs.quantize import ScaleLayout, quantize_mxfp8
+from dsv4_gemm_rs.quantize import ScaleLayout, quantize_mxfp8, unswizzle_scales
 from dsv4_gemm_rs.reference import dequantize
 from dsv4_gemm_rs.weights import MXFP8_K_MULTIPLE, PreparedWeight, WeightKind, prepare_weight
 
@@ -39,10 +39,28 @@ class RankProblem:
     weight_exact: torch.Tensor
 
 
+def random_operands(
+    m: int, n: int, k: int, kind: WeightKind, device: torch.device | str, seed: int
+) -> tuple[torch.Tensor, PreparedWeight]:
+    """One rank's BF16 activations [M, K] and prepared weight, normally distributed, made on `device`.
+
+    Rows of the activations differ in magnitude by powers of two. The seed gives the same operands on every
+    device of one type.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    spread = torch.randint(-3, 4, (m, 1), generator=generator, device=device).float().exp2()
+    x = (torch.randn(m, k, generator=generator, device=device) * spread).to(torch.bfloat16)
+    dense = (torch.randn(n, k, generator=generator, device=device) / k**0.5).to(torch.bfloat16)
+    if kind is WeightKind.BF16:
+        return x, prepare_weight(dense)
+    quantised = quantize_mxfp8(dense)
+    return x, prepare_weight(quantised.data, quantised.scale)
+
+
 def random_problem(
     m: int, n: int, k: int, kind: WeightKind, device: torch.device | str, seed: int
 ) -> RankProblem:
-    """Normally distributed activations and weights of one rank; rows differ in magnitude by powers of two.
+    """Random operands of one rank, made on the CPU and so equal on every machine, with their exact values.
 
     Args:
         m: Rows.
@@ -50,18 +68,16 @@ def random_problem(
         k: Input features of the rank.
         kind: Operand type of the weight.
         device: Where the operands go.
-        seed: Gives the same problem on every machine; use another for each rank.
+        seed: Use another for each rank.
     """
-    generator = torch.Generator().manual_seed(seed)
-    spread = torch.randint(-3, 4, (m, 1), generator=generator).float().exp2()
-    x = (torch.randn(m, k, generator=generator) * spread).to(torch.bfloat16)
-    dense = (torch.randn(n, k, generator=generator) / k**0.5).to(torch.bfloat16)
-    if kind is WeightKind.BF16:
-        prepared = prepare_weight(dense.to(device))
-        return RankProblem(x.to(device), prepared, x.double(), dense.double())
-    quantised = quantize_mxfp8(dense, layout=ScaleLayout.ROW_MAJOR)
-    prepared = prepare_weight(quantised.data.to(device), quantised.scale.to(device))
+    x, weight = random_operands(m, n, k, kind, "cpu", seed)
+    if weight.scale is None:
+        moved = prepare_weight(weight.data.to(device))
+        return RankProblem(x.to(device), moved, x.double(), weight.data.double())
     seen = quantize_mxfp8(x, layout=ScaleLayout.ROW_MAJOR)
     return RankProblem(
-        x.to(device), prepared, dequantize(seen.data, seen.scale), dequantize(quantised.data, quantised.scale)
+        x.to(device),
+        prepare_weight(weight.data.to(device), weight.scale.to(device)),
+        dequantize(seen.data, seen.scale),
+        dequantize(weight.data, unswizzle_scales(weight.scale, n, k)),
     )

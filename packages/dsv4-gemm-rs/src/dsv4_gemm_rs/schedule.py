@@ -6,12 +6,14 @@ consecutive row tiles of one owner and one column tile make a position, taken by
 (one row tile per CTA; where an owner's row tiles run out, the trailing CTAs have nothing to store). Rows of
 positions are taken in groups of `group_rows` per owner (about one wave of the machine): first the group's
 remote positions, owner (rank + d) mod P for d = 1 .. P-1, then the rank's own positions of the group `lag`
-earlier, and at the end the own ones still due. All links are busy at once, no receiver is hot, and by the
-time a rank reaches a tile of its own, its peers have sent theirs.
+earlier, and at the end the own ones still due. All links are busy at once, no receiver is hot, and where
+ranks run level, peers have sent theirs by the time a rank reaches a tile of its own.
 
-The order keeps the exchange from deadlock when workers take positions in order (design rule ii): own tiles
-of group g come no earlier than the remote tiles of group g on any rank, so a rank that waits in group g
-waits for tiles before which their senders wait only in groups below g.
+The order keeps the exchange from deadlock when workers take positions in order (design rule ii): on every
+rank an own tile comes after all remote tiles of its row tile and of those before, so a rank that waits in a
+row tile waits for tiles before which their senders wait only in earlier row tiles. This holds for any
+`group_rows`, `lag` and `cluster`, also where ranks differ in them. It does not hold of positions: where
+shards differ in row tiles, position i may wait for a peer's position i or a later one.
 
 Closed form. With q the last owner that has rows, owners 0 .. q-1 have `full` position rows each, q has
 `last <= full` and the rest have none. Owner o has min(s·group_rows, rows(o)) position rows before step s, so
@@ -24,7 +26,7 @@ which grows with s: a worker whose positions grow keeps s and steps it. Within a
 most four runs: full owners after `rank` (all full ones when rank > q), q, full owners before `rank`, own.
 
 Rejected: own tiles last (adds G/P to the time), one owner at a time for the whole matrix (one hot
-receiver), a dynamic scheduler (no order common to all ranks, so the second property is lost), a list in
+receiver), a dynamic scheduler (no order common to all ranks, so the argument above is lost), a list in
 device memory (a copy per call, and M would no longer be free within a graph).
 """
 

@@ -9,28 +9,38 @@ fused and host paths keep it in FP32.
 from __future__ import annotations
 
 import torch
+from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
 from dsv4_symm_mem.collectives.process_group import reduce_scatter_all_to_all
 from dsv4_symm_mem.collectives.reduce_scatter import reduce_scatter
 from dsv4_symm_mem.errors import UnsupportedError
 
 from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm
 from dsv4_gemm_rs.operands import Operands
-from dsv4_gemm_rs.quantize import dequantize_mxfp8, quantize_mxfp8, swizzle_scales
+from dsv4_gemm_rs.quantize import dequantize_mxfp8, quantize_mxfp8, round_trip_mxfp8, swizzle_scales
 from dsv4_gemm_rs.weights import Activation, WeightKind
 from dsv4_gemm_rs.workspace import Workspace
 
 
 def run_unfused(operands: Operands, workspace: Workspace, decision: Decision, out: torch.Tensor) -> None:
     """Perform one call as `decision` says."""
-    exchange_partial(library_gemm(operands, decision.gemm), workspace, decision, out)
+    partial = library_gemm(operands, decision.gemm)
+    exchange_partial(partial, workspace, decision, out, operands.weight.k)
 
 
 def exchange_partial(
-    partial: torch.Tensor, workspace: Workspace, decision: Decision, out: torch.Tensor
+    partial: torch.Tensor, workspace: Workspace, decision: Decision, out: torch.Tensor, k: int
 ) -> None:
-    """Reduce-scatter a finished partial [M, N] into `out` the way `decision` says."""
+    """Reduce-scatter a finished partial [M, N] into `out` the way `decision` says.
+
+    `k` is the K that it was summed over: the tile shape follows from it, as for ranks that run fused.
+    """
     if decision.exchange is Exchange.NONE:
         out.copy_(partial)
+    elif decision.exchange is Exchange.PUSH_AFTER and workspace.launches is not None:
+        plan = workspace.plan(partial.shape[0], partial.shape[1], k)
+        reduce_scatter_cuda(
+            workspace.launches, partial, out, plan.shape, plan.signature, plan.group_rows, plan.lag, plan.grid
+        )
     elif decision.exchange is Exchange.ALL_TO_ALL and workspace.process_group is not None:
         reduce_scatter_all_to_all(workspace.process_group, partial, out)
     elif workspace.exchange is not None:
@@ -42,7 +52,7 @@ def exchange_partial(
 def library_gemm(operands: Operands, gemm: Gemm) -> torch.Tensor:
     """The partial x·Wᵀ, BF16 [M, N], by the library that `gemm` names."""
     if gemm is Gemm.BF16:
-        return _bf16_activations(operands) @ operands.weight.bf16().T
+        return activations_bf16(operands) @ operands.weight.bf16().T
     x, x_scale = _mxfp8_activations(operands)
     weight, weight_scale = operands.weight.data, operands.weight.scale
     if weight_scale is None:
@@ -63,14 +73,14 @@ def library_gemm(operands: Operands, gemm: Gemm) -> torch.Tensor:
     raise UnsupportedError(f"{gemm.value} is no library GEMM")
 
 
-def _bf16_activations(operands: Operands) -> torch.Tensor:
+def activations_bf16(operands: Operands) -> torch.Tensor:
+    """The activations as the product sees them, BF16 [M, K]: quantised and back for MXFP8 weights."""
     x, scale, weight = operands.x, operands.x_scale, operands.weight
     if scale is not None:
         return dequantize_mxfp8(x, scale).to(torch.bfloat16)
     if weight.kind is WeightKind.BF16 or weight.activation is Activation.BF16:
         return x
-    quantised = quantize_mxfp8(x)
-    return dequantize_mxfp8(quantised.data, quantised.scale).to(torch.bfloat16)
+    return round_trip_mxfp8(x)
 
 
 def _mxfp8_activations(operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:

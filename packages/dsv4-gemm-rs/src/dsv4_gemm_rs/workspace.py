@@ -25,6 +25,7 @@ from importlib.util import find_spec
 import torch
 import torch.distributed as dist
 from dsv4_symm_mem.arena import SymmetricArena
+from dsv4_symm_mem.backends import VirtualRank
 from dsv4_symm_mem.communicator import (
     Communicator,
     ProcessGroupCommunicator,
@@ -33,18 +34,20 @@ from dsv4_symm_mem.communicator import (
 )
 from dsv4_symm_mem.errors import ArgumentError, ClosedError, GroupError, MismatchError, UnsupportedError
 from dsv4_symm_mem.protocol.host import HostExchange
+from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, align_up, ceil_div, shard_length
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
+from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
 from dsv4_gemm_rs.environment import default_deadline, requested_path
 from dsv4_gemm_rs.schedule import LARGEST_TILE, SMALLEST_TILE
 from dsv4_gemm_rs.weights import WeightKind
 
 logger = logging.getLogger("dsv4_gemm_rs")
 
-FUSED_ARCHS: frozenset[int] = frozenset()
-"""Architectures with a fused kernel in this version."""
+FUSED_ARCHS = frozenset({90})
+"""Architectures with kernels in this version."""
 
 _handles = itertools.count(1)
 _workspaces: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDictionary()
@@ -83,7 +86,8 @@ class Workspace:
         machine: What the group has; equal on all ranks.
         requested: The path that was asked for, or None.
         deadline: Seconds after which a wait for a peer ends; 0 for never.
-        exchange: This rank's end of the exchange, or None where symmetric memory could not be mapped.
+        exchange: This rank's end of the exchange as the host drives it, or None without symmetric memory.
+        launches: The same as kernels take it, or None without symmetric memory or kernels for the device.
         counters: Calls by path and fallbacks by reason.
         order: A one-element tensor that torch operators declare as written, so that compilers keep the order
             of calls; its value means nothing.
@@ -108,15 +112,19 @@ class Workspace:
         self.deadline = deadline
         self.counters = Counters(Counter(), Counter())
         self.exchange: HostExchange | None = None
+        self.launches: LaunchExchange | None = None
         self._arena = arena
         self._closed = False
         self._busy = threading.Lock()
         self._decisions: dict[Problem, Decision] = {}
+        self._plans: dict[tuple[int, int, int], LaunchPlan] = {}
         if arena is not None:
             layout = exchange_layout(communicator.size, max_tokens, n)
             block = arena.allocate((layout.total_bytes,), torch.uint8, "exchange block")
             arena.verify()
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
+            if machine.arch in machine.fused_archs:
+                self.launches = LaunchExchange(layout, block, communicator.rank, deadline)
         self.order = torch.zeros(1, dtype=torch.int32, device=communicator.device)
         self.handle = f"workspace-{next(_handles)}"
         _workspaces[self.handle] = self
@@ -132,6 +140,7 @@ class Workspace:
         backend: str = "auto",
         path: Path | str | None = None,
         deadline: float | None = None,
+        sm_margin: int = 0,
     ) -> Workspace:
         """Create the group's workspaces; collective.
 
@@ -144,6 +153,7 @@ class Workspace:
             path: The only acceptable path; default `DSV4_GEMM_RS_PATH`, else the best one for each call.
             deadline: Seconds a wait for a peer may last, 0 for ever; default `DSV4_GEMM_RS_DEADLINE`,
                 else 30.
+            sm_margin: SMs that the kernels leave free for others that spin on side streams, such as NCCL's.
 
         Raises:
             ArgumentError: An argument is out of range; local, before any communication.
@@ -154,6 +164,8 @@ class Workspace:
         for name, value in (("max_tokens", max_tokens), ("n", n)):
             if not isinstance(value, int) or value < 1:
                 raise ArgumentError(name, value, "an integer of at least 1")
+        if not isinstance(sm_margin, int) or sm_margin < 0:
+            raise ArgumentError("sm_margin", sm_margin, "a number of SMs, 0 or more")
         if deadline is None:
             deadline = default_deadline()
         if not 0 <= deadline < float("inf"):
@@ -174,12 +186,13 @@ class Workspace:
                 "backend": backend,
                 "path": requested,
                 "deadline": deadline,
+                "sm_margin": sm_margin,
                 "version": __version__,
                 "arch": _arch(communicator.device),
             },
         )
         arena, obstacle = _create_arena(communicator, max_tokens, n, backend)
-        machine = _machine(communicator, arena)
+        machine = _machine(communicator, arena, sm_margin)
         workspace = cls(communicator, machine, requested, max_tokens, n, deadline, arena)
         try:
             if requested is not None:
@@ -225,8 +238,19 @@ class Workspace:
             decision = self._decisions[problem] = decide(self.machine, problem, self.requested)
         return decision
 
+    def plan(self, m: int, n: int, k: int) -> LaunchPlan:
+        """The launch of a call of this shape; equal on all ranks, remembered."""
+        plan = self._plans.get((m, n, k))
+        if plan is None:
+            plan = plan_launch(m, n, k, self.world_size, self.machine.multiprocessors)
+            self._plans[m, n, k] = plan
+        return plan
+
     def check(self) -> None:
         """Raise what ended an earlier call, if anything did; after CUDA graph replays this is where it shows.
+
+        On a GPU this tells what kernels have reported so far, without waiting for them: synchronise first to
+        be sure about all of them.
 
         Raises:
             ExchangeError: A call ended without its peers' data.
@@ -234,7 +258,9 @@ class Workspace:
         """
         if self._closed:
             raise ClosedError("this workspace was closed")
-        if self.exchange is not None:
+        if self.launches is not None:
+            self.launches.check()
+        elif self.exchange is not None:
             self.exchange.check()
 
     @contextmanager
@@ -262,7 +288,7 @@ class Workspace:
         if self._closed:
             return
         self._closed = True
-        self.exchange = None
+        self.exchange = self.launches = None
         if self._arena is not None:
             self._arena.close(wait=wait)
 
@@ -301,10 +327,11 @@ def _create_arena(
         return None, str(error)
 
 
-def _machine(communicator: Communicator, arena: SymmetricArena | None) -> Machine:
+def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin: int) -> Machine:
     mine = {
         "flashinfer": find_spec("flashinfer") is not None,
         "multicast": arena is not None and not arena.multicast_reason,
+        "multiprocessors": _multiprocessors(communicator, sm_margin),
     }
     everyone = communicator.all_gather(mine)
     return Machine(
@@ -314,8 +341,17 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None) -> Machin
         symmetric=arena is not None,
         process_group=isinstance(communicator, ProcessGroupCommunicator),
         flashinfer=all(facts["flashinfer"] for facts in everyone),
+        multiprocessors=min(facts["multiprocessors"] for facts in everyone),
         fused_archs=FUSED_ARCHS,
     )
+
+
+def _multiprocessors(communicator: Communicator, sm_margin: int) -> int:
+    """SMs for one rank's kernels: virtual ranks share a device, and all of them must be resident at once."""
+    if communicator.device.type != "cuda":
+        return 0
+    count = torch.cuda.get_device_properties(communicator.device).multi_processor_count - sm_margin
+    return count // communicator.size if isinstance(communicator, VirtualRank) else count
 
 
 def _arch(device: torch.device) -> int | None:

@@ -30,6 +30,10 @@ def plot(report: Report, path: Path) -> None:
         m, median, low, high = zip(*sorted(points), strict=True)
         (line,) = axes.plot(m, median, marker="o", markersize=4, label=case)
         axes.fill_between(m, low, high, alpha=0.15, color=line.get_color())
+    floors = sorted({(row["m"], row["floor_us"]) for row in report.rows if row["floor_us"] is not None})
+    if floors:
+        m, limit = zip(*floors, strict=True)
+        axes.plot(m, limit, color="black", linestyle="--", linewidth=1, label="physical limit")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("tokens M")

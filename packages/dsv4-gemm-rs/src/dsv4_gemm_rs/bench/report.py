@@ -112,6 +112,16 @@ def describe_versions(device: torch.device) -> dict[str, str]:
     }
 
 
+def sm_clock_mhz(device: torch.device) -> int | None:
+    """The SM clock right now in MHz, by the driver's account (NVML); None without it or on a CPU."""
+    if device.type != "cuda":
+        return None
+    try:
+        return int(torch.cuda.clock_rate(device))
+    except Exception:
+        return None
+
+
 def this_command() -> str:
     """The command line that is running, as a user would type it."""
     return " ".join(["dsv4-gemm-rs", *sys.argv[1:]])

@@ -46,7 +46,8 @@ class Exchange(enum.StrEnum):
     """How partials reach their owner."""
 
     NONE = "none, one rank"
-    PUSH = "push to the owner's slots, by the kernel"
+    PUSH = "push to the owner's slots, by the GEMM kernel"
+    PUSH_AFTER = "push to the owner's slots, by the reduce-scatter kernel"
     HOST_PUSH = "push to the owner's slots, by the host"
     ALL_TO_ALL = "all-to-all of the process group, then FP32 addition"
 
@@ -62,7 +63,8 @@ class Machine:
         symmetric: Whether symmetric memory could be mapped.
         process_group: Whether there is a process group for library collectives.
         flashinfer: Whether FlashInfer is installed.
-        fused_archs: Architectures that this version has a fused kernel for.
+        multiprocessors: SMs that a rank's kernels may fill, the least over ranks; 0 on a CPU.
+        fused_archs: Architectures that this version has kernels for, fused and stand-alone.
     """
 
     arch: int | None
@@ -71,6 +73,7 @@ class Machine:
     symmetric: bool
     process_group: bool
     flashinfer: bool
+    multiprocessors: int
     fused_archs: frozenset[int]
 
 
@@ -101,6 +104,11 @@ class Decision:
     exchange: Exchange
     reason: str
     rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a call only enqueues work, so that CUDA graphs can hold it."""
+        return self.gemm is not Gemm.HOST and self.exchange is not Exchange.HOST_PUSH
 
     def __str__(self) -> str:
         passed_over = "".join(f"; not {r.path.value}: {r.reason}" for r in self.rejected)
@@ -189,6 +197,8 @@ def _exchange(path: Path, machine: Machine) -> Exchange:
         return Exchange.NONE
     if path is Path.FUSED:
         return Exchange.PUSH
+    if path is Path.UNFUSED and machine.symmetric and machine.arch in machine.fused_archs:
+        return Exchange.PUSH_AFTER
     if path is Path.UNFUSED and machine.process_group:
         return Exchange.ALL_TO_ALL
     return Exchange.HOST_PUSH

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from dsv4_gemm_rs.quantize.api import Mxfp8, compile_quantizer, dequantize_mxfp8, quantize_mxfp8
+from dsv4_gemm_rs.quantize.api import (
+    Mxfp8,
+    compile_quantizer,
+    dequantize_mxfp8,
+    quantize_mxfp8,
+    round_trip_mxfp8,
+)
 from dsv4_gemm_rs.quantize.layout import (
     ScaleLayout,
     infer_layout,
@@ -24,6 +30,7 @@ __all__ = [
     "infer_layout",
     "quantize_mxfp8",
     "quantize_mxfp8_op",
+    "round_trip_mxfp8",
     "swizzle_scales",
     "swizzled_scale_numel",
     "unswizzle_scales",

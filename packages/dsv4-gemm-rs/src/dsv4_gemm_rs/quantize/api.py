@@ -75,29 +75,32 @@ def check_input(x: torch.Tensor) -> None:
         raise ArgumentError("x.stride()", tuple(x.stride()), "the last dimension contiguous, (any, 1)")
 
 
+def _check_output(
+    name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], x: torch.Tensor
+) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, type(tensor).__name__, "a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        raise ArgumentError(f"{name}.dtype", tensor.dtype, " or ".join(str(one) for one in dtypes))
+    if tuple(tensor.shape) != shape:
+        raise ArgumentError(name, tuple(tensor.shape), f"shape {shape} for x of shape {tuple(x.shape)}")
+    if tensor.device != x.device:
+        raise ArgumentError(f"{name}.device", tensor.device, f"{x.device}, the device of x")
+    if not tensor.is_contiguous():
+        raise ArgumentError(f"{name}.stride()", tuple(tensor.stride()), "contiguous")
+    if tensor.is_cuda and tensor.data_ptr() % OUTPUT_ALIGNMENT:
+        raise ArgumentError(f"{name}.data_ptr()", tensor.data_ptr(), f"{OUTPUT_ALIGNMENT}-byte aligned")
+
+
 def _check_out(out: Mxfp8, x: torch.Tensor, layout: ScaleLayout) -> None:
     if not isinstance(out, Mxfp8):
         raise ArgumentError("out", type(out).__name__, "an Mxfp8")
     if out.layout != layout:
         raise ArgumentError("out.layout", str(out.layout), f"{str(layout)!r}, the layout asked for")
     rows, k = x.shape
-    data_dtypes, scale_dtypes = (torch.float8_e4m3fn,), (torch.uint8, torch.float8_e8m0fnu)
-    for name, tensor, dtypes, shape in (
-        ("out.data", out.data, data_dtypes, (rows, k)),
-        ("out.scale", out.scale, scale_dtypes, scale_shape(rows, k, layout)),
-    ):
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, type(tensor).__name__, "a torch.Tensor")
-        if tensor.dtype not in dtypes:
-            raise ArgumentError(f"{name}.dtype", tensor.dtype, " or ".join(str(one) for one in dtypes))
-        if tuple(tensor.shape) != shape:
-            raise ArgumentError(name, tuple(tensor.shape), f"shape {shape} for x {(rows, k)}, {layout}")
-        if tensor.device != x.device:
-            raise ArgumentError(f"{name}.device", tensor.device, f"{x.device}, the device of x")
-        if not tensor.is_contiguous():
-            raise ArgumentError(f"{name}.stride()", tuple(tensor.stride()), "contiguous")
-        if tensor.is_cuda and tensor.data_ptr() % OUTPUT_ALIGNMENT:
-            raise ArgumentError(f"{name}.data_ptr()", tensor.data_ptr(), f"{OUTPUT_ALIGNMENT}-byte aligned")
+    _check_output("out.data", out.data, (torch.float8_e4m3fn,), (rows, k), x)
+    scale_dtypes = (torch.uint8, torch.float8_e8m0fnu)
+    _check_output("out.scale", out.scale, scale_dtypes, scale_shape(rows, k, layout), x)
 
 
 @functools.cache
@@ -165,16 +168,62 @@ def quantize_mxfp8(
     return out
 
 
+def round_trip_mxfp8(
+    x: torch.Tensor, *, rule: ScaleRule | str = ScaleRule.VLLM, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Quantise a matrix to MXFP8 and write its values back as BF16: the operand of a plain BF16 GEMM.
+
+    Equal to `dequantize_mxfp8(quantize_mxfp8(x, rule=rule)).to(torch.bfloat16)`, bit for bit except that a
+    NaN is always 0x7FFF. BF16 holds the values of every code under the scale bytes 3 to 246 exactly; tinier
+    ones round to nearest even, and finite |x| of 1.9375 * 2^127 and more becomes infinite under `vllm`
+    (`dsv4_gemm_rs.quantize.rule` says what exactly). On a GPU this is one kernel on torch's current stream,
+    without a synchronisation; with `out` also without an allocation. The first call for a dtype compiles it
+    (about a second): call `compile_quantizer(..., round_trip=True)` before a CUDA graph capture.
+
+    Args:
+        x: As for `quantize_mxfp8`.
+        rule: `vllm` (no element saturates) or `ocp` (OCP MX v1.0; the largest elements may saturate).
+        out: Written instead of a new result: [M, K] bfloat16 on x's device, contiguous, 16-byte aligned on a
+            GPU, not overlapping x.
+
+    Returns:
+        `out`, or a new contiguous [M, K] bfloat16 tensor on x's device.
+
+    Raises:
+        ArgumentError: A dtype, shape, stride, alignment, device or name that is not among the above.
+        UnsupportedError: The kernel is not compiled yet and the stream is being captured, or cannot be
+            compiled.
+    """
+    rule = choice(ScaleRule, "rule", rule)
+    check_input(x)
+    if out is None:
+        out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    else:
+        _check_output("out", out, (torch.bfloat16,), tuple(x.shape), x)
+    if not x.numel():
+        return out
+    if _has_kernel(x.device):
+        from dsv4_gemm_rs.quantize import kernel
+
+        kernel.launch(x, out, None, None, rule)
+    else:
+        _rule.round_trip_rows(x, rule, out)
+    return out
+
+
 def compile_quantizer(
     device: torch.device | str | int,
     *,
     dtype: torch.dtype = torch.bfloat16,
     layout: ScaleLayout | str = ScaleLayout.SWIZZLED,
+    round_trip: bool = False,
 ) -> None:
-    """Compile and load the kernel that `quantize_mxfp8` uses for `dtype` and `layout` on `device`.
+    """Compile and load a kernel for `dtype` on `device`, unless that is done already.
 
-    One kernel serves both rules and every M, K and row stride. Does nothing when it is compiled already, or
-    when the device has no kernel (CPU, capability below 8.9). Call it before a CUDA graph capture.
+    It is the one that `quantize_mxfp8` uses for `layout` or, with `round_trip`, that of `round_trip_mxfp8`,
+    which writes no scales: `layout` has no effect then. One kernel serves both rules and every M, K and row
+    stride. Does nothing when the device has no kernel (CPU, capability below 8.9). Call it before a CUDA
+    graph capture.
 
     Raises:
         ArgumentError: A dtype or a layout that `quantize_mxfp8` does not take.
@@ -188,7 +237,7 @@ def compile_quantizer(
         from dsv4_gemm_rs.quantize import kernel
 
         with torch.cuda.device(where):  # an index left out means the current device
-            kernel.ready(torch.cuda.current_device(), dtype, layout)
+            kernel.ready(torch.cuda.current_device(), dtype, None if round_trip else layout)
 
 
 def dequantize_mxfp8(

@@ -10,9 +10,17 @@ rows and the rule are arguments: ceil(log2(amax / 448)) and floor(log2(amax)) - 
 to amax's bits before its exponent is taken (2^21 - 1 carries into the exponent exactly when the fraction is
 above that of 448).
 
+The round trip is the same kernel with another store: the codes are converted back (`cvt.rn.f16x2.e4m3x2`,
+exact), multiplied by the scale in FP32 and rounded to BF16, 16 bytes a lane, and no scale is written. Its
+`layout` is None.
+
 Non-finite elements are replaced by a NaN before the conversion, because `cvt.rn.satfinite.e4m3x2.f32` turns
 Inf into 448 (PTX ISA, cvt, .satfinite); it turns NaN into 0x7F, as the rule wants. Its first source operand
 lands in the upper half. The product is `mul.rn.f32` without `.ftz`: elements may be subnormal.
+
+Rejected for the round trip: rounding x without E4M3, by adding and subtracting a power of two (it differs by
+element, and saturation and subnormal codes are cases of their own); products in BF16 pairs (`mul.rn.bf16x2`
+needs SM90).
 
 Rejected: one row per warp in a loop (32 warps for M = 32 leave the machine idle); dividing a flat index by K
 (a long sequence per lane; the grid's second axis and a power of two chosen on the host do it for
@@ -164,6 +172,27 @@ def _convert(bits: list[Uint32], factor: Uint32) -> tuple[Uint32, Uint32]:
     return words[0], words[1]
 
 
+def _values(codes: tuple[Uint32, Uint32], byte: Uint32) -> list[Uint32]:
+    """The BF16 pairs that eight codes and their scale stand for."""
+    # 2^(byte - 127); for byte 0 that is FP32's subnormal with only the fraction's top bit set.
+    factor = cutlass.max(byte << FRACTION_BITS, Uint32(1 << (FRACTION_BITS - 1)))
+    pairs: list[Uint32] = []
+    for four in codes:
+        pairs += cute.arch.inline_ptx(
+            "{ .reg .b16 low, high, p, q, r, s; .reg .b32 pq, rs; .reg .f32 a, b, c, d; "
+            "mov.b32 {low, high}, {$r0}; "
+            "cvt.rn.f16x2.e4m3x2 pq, low; cvt.rn.f16x2.e4m3x2 rs, high; "
+            "mov.b32 {p, q}, pq; mov.b32 {r, s}, rs; "
+            "cvt.f32.f16 a, p; cvt.f32.f16 b, q; cvt.f32.f16 c, r; cvt.f32.f16 d, s; "
+            "mul.rn.f32 a, a, {$r1}; mul.rn.f32 b, b, {$r1}; "
+            "mul.rn.f32 c, c, {$r1}; mul.rn.f32 d, d, {$r1}; "
+            "cvt.rn.bf16x2.f32 {$w0}, b, a; cvt.rn.bf16x2.f32 {$w1}, d, c; }",
+            write_only_types=[Uint32, Uint32],
+            read_only_args=[four, factor.bitcast(Float32)],
+        )
+    return pairs
+
+
 @cute.kernel
 def quantize_kernel(
     x: Int64,
@@ -219,11 +248,18 @@ def quantize_kernel(
         exponent = (amax + round_up) >> FRACTION_BITS
         byte = cutlass.max(exponent, Uint32(E4M3_EMAX)) - Uint32(E4M3_EMAX)
         factor = (Uint32(2 * EXPONENT_BIAS) - byte) << FRACTION_BITS
-        low, high = _convert(bits, factor)
-        if present:
+        codes = _convert(bits, factor)
+        element = Int64(row) * k + Int64(column)
+        if cutlass.const_expr(layout is None):
+            values = _values(codes, byte)
+            if present:
+                cute.arch.inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[data + 2 * element, *values],
+                )
+        elif present:
             cute.arch.inline_ptx(
-                "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-                read_only_args=[data + Int64(row) * k + Int64(column), low, high],
+                "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[data + element, *codes]
             )
         if cutlass.const_expr(layout == ScaleLayout.SWIZZLED):
             word = byte << (8 * (lane // BLOCK_LANES)).to(Uint32)
@@ -238,11 +274,10 @@ def quantize_kernel(
                     "st.global.b32 [{$r0}], {$r1};",
                     read_only_args=[scale + atom * ATOM_BYTES + Int64(line), word],
                 )
-        elif present and lane % BLOCK_LANES == 0:
-            cute.arch.inline_ptx(
-                "st.global.u8 [{$r0}], {$r1};",
-                read_only_args=[scale + Int64(row) * blocks + Int64(block), byte],
-            )
+        elif cutlass.const_expr(layout == ScaleLayout.ROW_MAJOR):
+            own = scale + Int64(row) * blocks + Int64(block)
+            if present and lane % BLOCK_LANES == 0:
+                cute.arch.inline_ptx("st.global.u8 [{$r0}], {$r1};", read_only_args=[own, byte])
 
 
 @cute.jit
@@ -267,8 +302,8 @@ def launch_grid(
 
     Args:
         x: Address of element (0, 0).
-        data: Address of the E4M3 matrix, 16-byte aligned.
-        scale: Address of the scales, 16-byte aligned.
+        data: Address of the E4M3 matrix or, in a round trip, of the BF16 one, 16-byte aligned.
+        scale: Address of the scales, 16-byte aligned; not used in a round trip.
         rows: M.
         scale_rows: Rows of the scale layout: M, or M rounded up to 128.
         blocks: K / 32.
@@ -280,20 +315,20 @@ def launch_grid(
         grid_y: CTAs along K.
         stream: Stream handle.
         dtype: torch dtype of x.
-        layout: Layout of the scales.
+        layout: Layout of the scales; None for a round trip.
     """
     quantize_kernel(
         x, data, scale, rows, scale_rows, blocks, row_bytes, aligned, round_up, across_log2, dtype, layout
     ).launch(grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), stream=stream)
 
 
-def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout, *, options: str = "") -> Any:
+def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout | None, *, options: str = "") -> Any:
     """Compile `launch_grid` for `arch` (as `sm_90a`); needs no GPU.
 
     Args:
         arch: Target.
         dtype: dtype of x.
-        layout: Layout of the scales.
+        layout: Layout of the scales; None for a round trip.
         options: Further options of `cute.compile`, as `--keep-ptx`.
 
     Returns:
@@ -313,8 +348,8 @@ def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout, *, option
 
 _Compiled = Callable[..., None]
 _lock = threading.Lock()
-_compiled: dict[tuple[str, torch.dtype, ScaleLayout], _Compiled] = {}
-_ready: dict[tuple[int, torch.dtype, ScaleLayout], _Compiled] = {}
+_compiled: dict[tuple[str, torch.dtype, ScaleLayout | None], _Compiled] = {}
+_ready: dict[tuple[int, torch.dtype, ScaleLayout | None], _Compiled] = {}
 
 
 def _arch(device: int) -> str:
@@ -322,8 +357,10 @@ def _arch(device: int) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compiled:
+def ready(device: int, dtype: torch.dtype, layout: ScaleLayout | None) -> _Compiled:
     """The kernel for a CUDA device, compiled and loaded; from a table after the first call. Thread-safe.
+
+    `layout` is that of the scales, None for a round trip.
 
     Raises:
         UnsupportedError: It is not in the table and the current stream is being captured, or it does not
@@ -336,12 +373,13 @@ def ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compiled:
         return _ready.get((device, dtype, layout)) or _make_ready(device, dtype, layout)
 
 
-def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compiled:
+def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout | None) -> _Compiled:
+    kernel = f"quantiser for {dtype} and " + ("BF16 output" if layout is None else f"{layout} scales")
     with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
-                f"the quantiser for {dtype} and {layout} scales is used for the first time on cuda:{device} "
-                "inside a CUDA graph capture, where it cannot be loaded; call compile_quantizer before it"
+                f"the {kernel} is used for the first time on cuda:{device} inside a CUDA graph capture, "
+                "where it cannot be loaded; call compile_quantizer before it"
             )
         arch = _arch(device)
         try:
@@ -349,7 +387,7 @@ def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compil
             # No strip of an empty matrix is present, so no address is used.
             function(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, torch.cuda.current_stream().cuda_stream)
         except Exception as error:
-            reason = f"the quantiser cannot be compiled and loaded for {arch} on cuda:{device}: {error}"
+            reason = f"the {kernel} cannot be compiled and loaded for {arch} on cuda:{device}: {error}"
             raise UnsupportedError(reason) from error
     _compiled[arch, dtype, layout] = function
     _ready[device, dtype, layout] = function
@@ -357,17 +395,21 @@ def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout) -> _Compil
 
 
 def launch(
-    x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout, rule: ScaleRule
+    x: torch.Tensor,
+    data: torch.Tensor,
+    scale: torch.Tensor | None,
+    layout: ScaleLayout | None,
+    rule: ScaleRule,
 ) -> None:
-    """Quantise `x` into `data` and `scale` on torch's current stream of x's device.
+    """Quantise `x` into `data` and `scale`, or there and back, on torch's current stream of x's device.
 
-    Nothing is checked here; `quantize_mxfp8` has done so.
+    Nothing is checked here; `quantize_mxfp8` and `round_trip_mxfp8` have done so.
 
     Args:
         x: [M, K] BF16, FP16 or FP32 CUDA tensor with M, K > 0, last dimension contiguous.
-        data: [M, K] float8_e4m3fn, contiguous, 16-byte aligned.
-        scale: One byte per element, in `layout`, contiguous, 16-byte aligned.
-        layout: Layout of the scales.
+        data: [M, K] float8_e4m3fn, or bfloat16 for a round trip; contiguous, 16-byte aligned.
+        scale: One byte per element, in `layout`, contiguous, 16-byte aligned; None for a round trip.
+        layout: Layout of the scales; None for a round trip.
         rule: Rule for the scales.
 
     Raises:
@@ -381,7 +423,7 @@ def launch(
     row_bytes = x.stride(0) * x.element_size()
     address = x.data_ptr()
     arguments = (
-        *(address, data.data_ptr(), scale.data_ptr()),
+        *(address, data.data_ptr(), 0 if scale is None else scale.data_ptr()),
         *(rows, scale_rows, k // BLOCK, row_bytes, int((address | row_bytes) % 16 == 0), ROUND_UP[rule]),
         *(across_log2, grid_x, grid_y),
         torch.cuda.current_stream(x.device).cuda_stream,

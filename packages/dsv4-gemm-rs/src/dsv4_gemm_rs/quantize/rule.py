@@ -39,6 +39,18 @@ FlashInfer's conversion exactly; not confirmed against FlashInfer here): finite 
 With an Inf in the block, the byte is 254 and the finite elements become 0. What it does to the scale on NaN
 is not known.
 
+The round trip x̂ = BF16(FP32(code * 2^(byte - 127))) is the operand of an MMA without block scaling. A code
+is a multiple of 2^-9 with four significant bits; BF16 has eight, and 2^-133 is its smallest subnormal. So
+
+* bytes 3 to 246: exact for all 256 codes.
+* bytes 0, 1 and 2: exact unless the code's multiple of 2^-9 is no multiple of 8, 4 or 2. What is then rounded
+  (to nearest even) lies below 2^-130, in BF16's subnormals.
+* byte 247: codes of magnitude 256 and more are 2^128 and more, and become +-Inf. The `vllm` rule alone gives
+  this byte, and x̂ is infinite exactly for finite |x| >= 1.9375 * 2^127 (248 * 2^120, the tie that rounds to
+  256). `ocp` stops at byte 246 and at 1.75 * 2^127.
+* NaN, hence every NaN and Inf of x, is 0x7FFF, CUDA's canonical NaN (CUDA Math API, `CUDART_NAN_BF16`).
+  torch's conversion to BF16 is no guide: it gives 0x7FC0 or 0xFFFF, depending on the CPU's vector unit.
+
 Rejected: `torch.ldexp` and `frexp` (several passes and an FP32 detour that overflows at 2^128); float8
 conversion without the clamp (whether torch's conversion saturates or gives NaN above 464 depends on its
 version); a branch that skips the non-finite handling when there is none (a host synchronisation on a GPU).
@@ -49,6 +61,7 @@ Trap: the arithmetic is FP32 and needs subnormals. `torch.set_flush_denormal(Tru
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 import torch
@@ -66,6 +79,9 @@ MAGNITUDE_MASK = 0x7FFF_FFFF
 INFINITY_BITS = 0x7F80_0000
 E4M3_MAX_FRACTION = 0x0060_0000
 """Fraction bits of 448 as FP32."""
+
+BF16_NAN = 0x7FFF
+"""The NaN of a round trip."""
 
 _CHUNK_ELEMENTS = 1 << 18
 """Elements handled at a time on a CPU: the FP32 copies of a chunk stay in the cache."""
@@ -108,6 +124,12 @@ def _quantize_rows(x: torch.Tensor, rule: ScaleRule, data: torch.Tensor, scale: 
     scale.copy_(byte)
 
 
+def _parts(x: torch.Tensor) -> Iterator[slice]:
+    rows, k = x.shape
+    step = max(1, _CHUNK_ELEMENTS // max(k, 1)) if x.device.type == "cpu" else max(rows, 1)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
 @torch.no_grad()
 def quantize_rows(x: torch.Tensor, rule: ScaleRule, data: torch.Tensor, scale: torch.Tensor) -> None:
     """Quantise every block of `x` into `data` and `scale`.
@@ -118,10 +140,7 @@ def quantize_rows(x: torch.Tensor, rule: ScaleRule, data: torch.Tensor, scale: t
         data: Written. [M, K] float8_e4m3fn.
         scale: Written. [M, K/32] uint8, row-major.
     """
-    rows, k = x.shape
-    step = max(1, _CHUNK_ELEMENTS // max(k, 1)) if x.device.type == "cpu" else max(rows, 1)
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
+    for part in _parts(x):
         _quantize_rows(x[part], rule, data[part], scale[part])
 
 
@@ -149,3 +168,22 @@ def dequantize_rows(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
     factor = bits.view(dtype).masked_fill(byte == 255, float("nan"))
     blocks = data.to(dtype).reshape(*scale.shape, BLOCK)
     return (blocks * factor.unsqueeze(-1)).view(data.shape)
+
+
+@torch.no_grad()
+def round_trip_rows(x: torch.Tensor, rule: ScaleRule, out: torch.Tensor) -> None:
+    """Quantise every block of `x` and write the values back: `dequantize_rows(quantize_rows(x))` in BF16.
+
+    Args:
+        x: [M, K] BF16, FP16 or FP32, K a multiple of 32, last dimension contiguous, any row stride.
+        rule: Rule for the scale.
+        out: Written. [M, K] BF16. Where this is not exact, and its NaN: the module's text.
+    """
+    for part in _parts(x):
+        rows, k = x[part].shape
+        data = x.new_empty((rows, k), dtype=torch.float8_e4m3fn)
+        scale = x.new_empty((rows, k // BLOCK), dtype=torch.uint8)
+        _quantize_rows(x[part], rule, data, scale)
+        values = dequantize_rows(data, scale, torch.float32)
+        out[part].copy_(values)
+        out[part].view(torch.int16).masked_fill_(values.isnan(), BF16_NAN)

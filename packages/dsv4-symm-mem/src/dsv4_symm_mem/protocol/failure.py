@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call's end is told: from an abort word and, on the rank that gave up, its diagnosis, to a typed error."""
+"""How a call's end is told: an abort word, and the diagnosis of the rank that gave up, as a typed error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel launch needs of the exchange, and how the host learns of a failure without waiting for the GPU.
+"""What a kernel launch needs of the exchange, and how the host hears of failures without waiting for the GPU.
 
 A kernel that gives up, or finds that a peer did, writes the abort word and its diagnosis into `report`,
 pinned host memory, besides the words in device memory. `check` reads that memory: it costs no launch, no copy
@@ -49,7 +49,7 @@ class LaunchExchange:
         )
 
     def arguments(self, signature: int) -> tuple[int, ...]:
-        """The exchange's part of a kernel's arguments, in the order of `device.exchange.EXCHANGE_ARGUMENTS`."""
+        """The exchange's part of a kernel's arguments, in the order that `device.exchange.Exchange` has."""
         return (*self._fixed, signature, int(self.deadline * NANOSECONDS))
 
     def check(self) -> None:

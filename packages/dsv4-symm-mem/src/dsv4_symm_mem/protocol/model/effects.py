@@ -101,7 +101,7 @@ def _step(machine: Machine, state: State, action: Action) -> State | Violation:
     rank, frame, worker, step = machine.locate(state, action)
     call = machine.scenario.calls[frame.call]
     cell = machine.cell(step.place, worker.epoch)
-    after = worker._replace(step=worker.step + 1)
+    after = Worker(worker.step + 1, worker.epoch, worker.added)
     match step.kind:
         case Kind.BEGIN:
             epoch = rank.epochs[call.workspace] + 1
@@ -198,7 +198,7 @@ def _land(machine: Machine, state: State, action: Action) -> State | Violation:
         receiver = machine.receiver(store.place)
         detail = f"{Content.decode(store.value)} lands on {lost}, which rank {receiver} has not read"
         return Violation(ViolationKind.OVERWRITE, detail)
-    return state._replace(slots=_set(state.slots, store.place, store.value | NEW))
+    return State(state.ranks, state.flags, _set(state.slots, store.place, store.value | NEW))
 
 
 def _raise_flag(machine: Machine, state: State, cell: int, value: int) -> State | Violation:
@@ -206,7 +206,7 @@ def _raise_flag(machine: Machine, state: State, cell: int, value: int) -> State 
         old, receiver = state.flags[cell] >> 1, machine.receiver(cell)
         detail = f"{_flag_text(value)} lands on {_flag_text(old)}, which rank {receiver} has not seen"
         return Violation(ViolationKind.LOST_FLAG, detail)
-    return state._replace(flags=_set(state.flags, cell, value << 1 | NEW))
+    return State(state.ranks, _set(state.flags, cell, value << 1 | NEW), state.slots)
 
 
 def _still_reads(machine: Machine, state: State, cell: int) -> bool:
@@ -268,13 +268,14 @@ def _without(items: tuple[Item, ...], index: int) -> tuple[Item, ...]:
 
 
 def _with_rank(state: State, number: int, rank: Rank) -> State:
-    return state._replace(ranks=_set(state.ranks, number, rank))
+    return State(_set(state.ranks, number, rank), state.flags, state.slots)
 
 
 def _with_worker(state: State, action: Action, worker: Worker) -> State:
     rank = state.ranks[action.rank]
     frame = rank.frames[action.frame]
-    frame = frame._replace(workers=_set(frame.workers, action.worker, worker))
+    workers = _set(frame.workers, action.worker, worker)
+    frame = Frame(frame.call, workers, frame.written, frame.aborted)
     return _with_rank(state, action.rank, rank._replace(frames=_set(rank.frames, action.frame, frame)))
 
 

@@ -8,6 +8,7 @@ in their meaning (banks, what a flag holds, when it may be raised) is `machine`'
 from __future__ import annotations
 
 import enum
+from itertools import accumulate
 from typing import NamedTuple
 
 from dsv4_symm_mem.protocol.model.scenario import Call, Rules, Scenario, TileId
@@ -129,7 +130,7 @@ class _Compiler:
     def run(self) -> Program:
         all_reduce = self.call.operation is Operation.ALL_REDUCE
         self._send_tokens()
-        for tile in self.order[self.worker :: self.scenario.workers]:
+        for tile in self._dealt():
             if tile[0] != self.rank:
                 self._send(Area.PARTIAL, tile[0], tile)
             else:
@@ -147,6 +148,13 @@ class _Compiler:
             self._flush()
         self.steps.append(Step(Kind.EXIT))
         return tuple(self.steps)
+
+    def _dealt(self) -> list[TileId]:
+        """The tiles that fall to this worker."""
+        units = self.call.units[self.rank] if self.call.units else (1,) * len(self.order)
+        ends = list(accumulate(units))
+        runs = [self.order[end - length : end] for end, length in zip(ends, units, strict=True)]
+        return [tile for run in runs[self.worker :: self.scenario.workers] for tile in run]
 
     def _send_tokens(self) -> None:
         """Before anything that could wait, so a token means: this rank has begun the call."""

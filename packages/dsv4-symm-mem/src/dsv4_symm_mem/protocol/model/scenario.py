@@ -38,14 +38,19 @@ class Call:
         signatures: For each rank, what its flags carry; different ones are ranks that disagree on the call.
         operation: All-reduce sends each reduced tile to every peer, and waits for theirs.
         workspace: Calls on different workspaces share neither flags nor slots nor epochs.
+        units: For each rank, the lengths of the runs of its order that a worker takes at a time, as a
+            thread-block cluster takes several row tiles; empty for single tiles.
     """
 
     orders: tuple[tuple[TileId, ...], ...]
     signatures: tuple[int, ...]
     operation: Operation = Operation.REDUCE_SCATTER
     workspace: int = 0
+    units: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.units and [sum(lengths) for lengths in self.units] != [len(order) for order in self.orders]:
+            raise ArgumentError("units", self.units, "lengths that sum to each rank's tiles")
         if len(self.signatures) != len(self.orders):
             raise ArgumentError("signatures", self.signatures, f"one for each of {len(self.orders)} ranks")
         if any(not 0 <= signature <= SIGNATURE_MASK for signature in self.signatures):
@@ -64,7 +69,7 @@ class Scenario:
     Attributes:
         name: What the scenario shows.
         calls: Launched in this order on every rank, one stream.
-        workers: CTAs per rank; worker w takes positions w, w + workers, ... of its rank's order.
+        workers: CTAs (or clusters) per rank; worker w takes units w, w + workers, ... of its rank's order.
         publish_lag: Tiles that a worker issues before it publishes an earlier one.
         mortal: Ranks of which any one may stop for ever, at any point.
         deadline: When waits may expire.

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operation on one GPU with virtual ranks: right on every shape, repeatable, in graphs, and when peers fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs.dispatch import Exchange, Path, Problem
+from dsv4_gemm_rs.problems import RankProblem, random_problem
+from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
+from dsv4_symm_mem import VirtualGroup
+from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
+from dsv4_symm_mem.protocol.layout import shard_length
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+KINDS = list(WeightKind)
+
+
+class Ranks:
+    """P virtual ranks of one GPU, driven from one thread: launches go to each rank's stream in turn."""
+
+    def __init__(self, size: int, max_tokens: int, n: int, **options: Any) -> None:
+        self.group = VirtualGroup(size, "cuda")
+        create: Callable[[Any], Workspace] = lambda rank: Workspace.create(  # noqa: E731
+            rank, max_tokens=max_tokens, n=n, **options
+        )
+        self.workspaces = self.group.run(create)
+
+    def call(self, problems: list[RankProblem], outs: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """One call on every rank; results are ready for the current stream."""
+        here = torch.cuda.current_stream()
+        results = []
+        for rank, problem in zip(self.group.ranks, problems, strict=True):
+            stream = rank.stream
+            assert stream is not None
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                out = None if outs is None else outs[rank.rank]
+                results.append(gemm_rs(problem.x, problem.weight, self.workspaces[rank.rank], out=out))
+        for rank in self.group.ranks:
+            assert rank.stream is not None
+            here.wait_stream(rank.stream)
+        return results
+
+    def poison(self) -> None:
+        """Fill all slots with BF16 NaN bits."""
+        for space in self.workspaces:
+            assert space.exchange is not None
+            space.exchange.blocks[space.rank][space.exchange.layout.slots_offset :].fill_(0xFF)
+
+
+@contextmanager
+def ranks(size: int, max_tokens: int, n: int, **options: Any) -> Iterator[Ranks]:
+    opened = Ranks(size, max_tokens, n, **options)
+    yield opened
+    torch.cuda.synchronize()
+    opened.group.run(lambda rank: opened.workspaces[rank.rank].close())
+
+
+def problems_for(size: int, m: int, n: int, k: int, kind: WeightKind, seed: int = 0) -> list[RankProblem]:
+    return [random_problem(m, n, k, kind, "cuda", seed * size + rank + 1) for rank in range(size)]
+
+
+def assert_right(outs: list[torch.Tensor], problems: list[RankProblem]) -> None:
+    xs, ws = [p.x_exact for p in problems], [p.weight_exact for p in problems]
+    exact = gemm_reduce_scatter(xs, ws)
+    assert worst_error([out.cpu() for out in outs], exact) <= tolerance(xs, ws)
+    m, length = xs[0].shape[0], exact[0].shape[0]
+    for rank, out in enumerate(outs):
+        assert not out[max(m - rank * length, 0) :].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", list(Path))
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_right_on_awkward_shapes(size: int, path: Path, kind: WeightKind) -> None:
+    with ranks(size, 1025, 512, path=path) as group:
+        for m in sorted({0, 1, size - 1, size, size + 1, 127, 128, 129, 1000, 1025}):
+            if path is Path.HOST and m > 129:
+                continue  # the host-driven path is slow, and its tests run on the CPU
+            problems = problems_for(size, m, 512, 256, kind, seed=m)
+            group.poison()
+            outs = [
+                torch.full((shard_length(m, size), 512), float("nan"), dtype=torch.bfloat16, device="cuda")
+                for _ in range(size)
+            ]
+            if path is Path.HOST:
+                outs = group.group.run(
+                    lambda r, p=problems: gemm_rs(p[r.rank].x, p[r.rank].weight, group.workspaces[r.rank])  # type: ignore[misc]
+                )
+            else:
+                group.call(problems, outs)
+            torch.cuda.synchronize()
+            assert_right(outs, problems)
+
+
+@pytest.mark.parametrize(("n", "k"), [(4096, 128), (5120, 2048), (7168, 512), (5120, 4096), (576, 384)])
+@pytest.mark.parametrize("m", [257, 1024])
+def test_right_on_the_models_shapes(m: int, n: int, k: int) -> None:
+    with ranks(4, m, n, path="fused") as group:
+        problems = problems_for(4, m, n, k, WeightKind.MXFP8)
+        assert_right(group.call(problems), problems)
+
+
+def test_fused_is_what_a_hopper_gets_and_why_is_said() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no fused kernel for this device's architecture")
+    with ranks(2, 64, 512) as group:
+        decision = group.workspaces[0].decide(Problem(64, 512, 256, WeightKind.MXFP8))
+        assert (decision.path, decision.exchange) == (Path.FUSED, Exchange.PUSH)
+        assert decision.capturable
+
+
+def test_launches_with_changing_shapes_and_delays_repeat_their_bits() -> None:
+    size, chance = 4, random.Random(7)
+    shapes = [(m, n, k) for m in (0, 1, 3, 5, 128, 130, 1025) for n in (512, 1280) for k in (128, 512)]
+    cases = {s: problems_for(size, *s, WeightKind.BF16, seed=sum(s)) for s in shapes}
+    kept: dict[tuple[int, int, int], list[torch.Tensor]] = {}
+    wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
+    with ranks(size, 1025, 1280, path="fused") as group:
+        for shape in shapes:
+            kept[shape] = group.call(cases[shape])
+            assert_right(kept[shape], cases[shape])
+        for call in range(1500):
+            shape = chance.choice(shapes)
+            if chance.random() < 0.3:
+                late = group.group.ranks[chance.randrange(size)].stream
+                with torch.cuda.stream(late):
+                    torch.cuda._sleep(chance.randrange(200_000))
+            if call % 50 == 0:
+                torch.cuda.synchronize()
+                group.poison()
+            for got, expected in zip(group.call(cases[shape]), kept[shape], strict=True):
+                wrong += (got != expected).any()
+        assert wrong.item() == 0
+        for space in group.workspaces:
+            space.check()
+            assert space.exchange is not None
+            assert space.exchange.epoch == 1500 + len(shapes)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_replay_with_changed_inputs_between_eager_calls(size: int, kind: WeightKind) -> None:
+    with ranks(size, 200, 512, path="fused") as group:
+        problems = {m: problems_for(size, m, 512, 256, kind, seed=m) for m in (200, 77, 1)}
+        fresh = {m: problems_for(size, m, 512, 256, kind, seed=m + 50) for m in problems}
+        for m in problems:
+            group.call(problems[m])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = {m: group.call(problems[m]) for m in problems}
+        for replay in range(7):
+            for m, ps in problems.items():
+                for p, f in zip(ps, fresh[m], strict=True):
+                    p.x.copy_(f.x if replay % 2 else f.x.flip(0))
+            expected = {m: group.call(problems[m]) for m in problems}
+            graph.replay()
+            for m in problems:
+                for got, want in zip(captured[m], expected[m], strict=True):
+                    assert torch.equal(got, want)
+        eager = [
+            random_problem(77, 512, 256, kind, "cuda", 77 * size + 50 * size + r + 1) for r in range(size)
+        ]
+        group.call(eager)
+        for space in group.workspaces:
+            space.check()
+
+
+def test_outputs_outlive_later_calls() -> None:
+    with ranks(4, 130, 512, path="fused") as group:
+        problems = problems_for(4, 130, 512, 256, WeightKind.MXFP8)
+        outs = group.call(problems)
+        for seed in range(1, 6):
+            group.call(problems_for(4, 130, 512, 256, WeightKind.MXFP8, seed))
+        assert_right(outs, problems)
+
+
+def test_fused_and_unfused_ranks_meet_in_one_call() -> None:
+    size = 4
+    problems = problems_for(size, 300, 512, 256, WeightKind.BF16)
+    with ranks(size, 300, 512) as group:
+        for mask in range(1, 15):
+            here = torch.cuda.current_stream()
+            outs = []
+            for rank in group.group.ranks:
+                space = group.workspaces[rank.rank]
+                space._decisions.clear()
+                space.requested = Path.FUSED if mask >> rank.rank & 1 else Path.UNFUSED
+                rank.stream.wait_stream(here)
+                with torch.cuda.stream(rank.stream):
+                    outs.append(gemm_rs(problems[rank.rank].x, problems[rank.rank].weight, space))
+            torch.cuda.synchronize()
+            assert_right(outs, problems)
+
+
+def test_a_missing_rank_is_blamed_by_all_and_outputs_are_nan() -> None:
+    size = 4
+    problems = problems_for(size, 300, 512, 256, WeightKind.BF16)
+    with ranks(size, 300, 512, path="fused", deadline=0.3) as group:
+        group.call(problems)
+        torch.cuda.synchronize()
+        outs = {}
+        for rank in group.group.ranks:
+            if rank.rank != 2:
+                with torch.cuda.stream(rank.stream):
+                    outs[rank.rank] = gemm_rs(
+                        problems[rank.rank].x, problems[rank.rank].weight, group.workspaces[rank.rank]
+                    )
+        torch.cuda.synchronize()
+        kinds = set()
+        for rank, out in outs.items():
+            assert out.isnan().all()
+            with pytest.raises(ExchangeError, match="call 2") as caught:
+                group.workspaces[rank].check()
+            assert caught.value.blamed == 2
+            kinds.add(type(caught.value))
+            with pytest.raises(ExchangeError):
+                gemm_rs(problems[rank].x, problems[rank].weight, group.workspaces[rank])
+        assert PeerTimeoutError in kinds
+
+
+def test_ranks_that_disagree_on_m_end_with_a_mismatch() -> None:
+    with ranks(2, 300, 512, path="fused", deadline=5.0) as group:
+        for rank in group.group.ranks:
+            (problem,) = problems_for(1, 200 + 64 * rank.rank, 512, 256, WeightKind.BF16)
+            with torch.cuda.stream(rank.stream):
+                gemm_rs(problem.x, problem.weight, group.workspaces[rank.rank])
+        torch.cuda.synchronize()
+        kinds = set()
+        for space in group.workspaces:
+            with pytest.raises(ExchangeError) as caught:
+                space.check()
+            kinds.add(type(caught.value))
+        assert CallMismatchError in kinds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_rows_stay_where_they_are(kind: WeightKind) -> None:
+    with ranks(4, 64, 512, path="fused") as group:
+        problems = problems_for(4, 64, 512, 256, kind)
+        clean = torch.cat(group.call(problems))
+        problems[2].x[19, 100] = float("nan")
+        dirty = torch.cat(group.call(problems))
+        assert dirty[19].isnan().all()
+        others = [row for row in range(64) if row != 19]
+        assert torch.equal(dirty[others], clean[others])
+
+
+def test_compiled_models_agree_with_eager_ones() -> None:
+    problems = problems_for(1, 96, 512, 256, WeightKind.MXFP8)
+    with ranks(1, 96, 512, path="fused") as group:
+        space, weight = group.workspaces[0], problems[0].weight
+
+        def model(x: torch.Tensor) -> torch.Tensor:
+            return gemm_rs(x * 2, weight, space) + gemm_rs(x + 1, weight, space)
+
+        expected = model(problems[0].x)
+        assert torch.equal(torch.compile(model, fullgraph=True)(problems[0].x), expected)

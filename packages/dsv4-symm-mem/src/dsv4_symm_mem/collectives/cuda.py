@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-alone reduce-scatter kernel as a call: checks, compilation, launch on the current stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dsv4_symm_mem.collectives.operands import check_operands
+from dsv4_symm_mem.compiled import Kernel, compiled
+from dsv4_symm_mem.protocol.launch import LaunchExchange
+from dsv4_symm_mem.protocol.tiles import TileShape
+
+
+def reduce_scatter_kernel(dtype: torch.dtype) -> Kernel:
+    """The compiled kernel for FP32 or BF16 partials."""
+
+    def build() -> Any:
+        import cutlass.cute as cute
+
+        from dsv4_symm_mem.collectives.reduce_scatter_kernel import ReduceScatter, example_arguments
+
+        kernel = ReduceScatter(from_float=dtype == torch.float32)
+        return cute.compile(kernel, *example_arguments(), options="--enable-tvm-ffi")
+
+    return compiled(("reduce_scatter", dtype), build)
+
+
+def reduce_scatter_cuda(
+    launches: LaunchExchange,
+    partial: torch.Tensor,
+    out: torch.Tensor,
+    shape: TileShape,
+    signature: int,
+    group_rows: int,
+    lag: int,
+    grid: int,
+) -> None:
+    """Reduce-scatter a finished partial; only enqueues work.
+
+    Args:
+        launches: This rank's end of the exchange.
+        partial: FP32 or BF16 [M, N], unit column stride; N a multiple of 32.
+        out: BF16 [ceil(M / P), N], filled completely.
+        shape: Tile shape of the call, equal on all ranks.
+        signature: `call_signature` of the call.
+        group_rows: Row tiles per owner in a group.
+        lag: Groups by which own tiles trail.
+        grid: CTAs, all resident at once.
+
+    Raises:
+        ArgumentError: Wrong dtype, shape or device; before anything is launched.
+    """
+    check_operands(partial, out, launches.layout.world_size)
+    reduce_scatter_kernel(partial.dtype)(
+        partial.data_ptr(),
+        partial.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        partial.shape[0],
+        partial.shape[1],
+        shape.m,
+        shape.n,
+        *launches.arguments(signature),
+        group_rows,
+        lag,
+        grid,
+        torch.cuda.current_stream(out.device).cuda_stream,
+    )
