@@ -212,8 +212,9 @@ def test_operator_refuses_bad_input_while_tracing() -> None:
 def test_import_and_use_on_a_cpu_do_not_load_the_dsl() -> None:
     script = """
 import sys, torch
-from dsv4_gemm_rs.quantize import quantize_mxfp8
+from dsv4_gemm_rs.quantize import quantize_mxfp8, round_trip_mxfp8
 quantize_mxfp8(torch.ones(2, 32))
+round_trip_mxfp8(torch.ones(2, 32))
 sys.exit(any(name.split(".")[0] == "cutlass" for name in sys.modules) or torch.cuda.is_initialized())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

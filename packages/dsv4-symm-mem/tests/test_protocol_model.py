@@ -8,8 +8,9 @@ the full one, counterexamples against the model's own steps, outcomes of faults 
 from __future__ import annotations
 
 import functools
+import importlib
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from dsv4_symm_mem.errors import ArgumentError
@@ -247,3 +248,21 @@ def test_unusable_arguments(build: object, argument: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         build()
     assert caught.value.argument == argument
+
+
+def test_table_tells_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = importlib.import_module("dsv4_symm_mem.protocol.model.__main__")
+    monkeypatch.setattr(command, "SOUND_CASES", SOUND_CASES[:1])
+    monkeypatch.setattr(command, "SPARE_CASES", ())
+    monkeypatch.setattr(command, "BROKEN_CASES", BROKEN_CASES[:1])
+    assert command.main([]) == 0
+    printed = capsys.readouterr().out
+    assert "overwrite of an unread slot" in printed
+    assert " 17 call 2's tile 1:0 from rank 0 lands at rank 1" in printed
+    assert "UNEXPECTED" not in printed
+
+    monkeypatch.setattr(command, "SOUND_CASES", (replace(BROKEN_CASES[0], expected=None),))
+    assert command.main([]) == 1
+    assert "UNEXPECTED" in capsys.readouterr().out

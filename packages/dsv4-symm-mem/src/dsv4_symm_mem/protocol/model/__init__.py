@@ -35,8 +35,8 @@ What it found
     remote tiles of its row tile and below, whatever the group size and lag, which may differ by rank.
   * A baked epoch breaks not only graphs of an odd number of calls (two calls on one bank in a row): of two,
     because each flag still holds what its next call waits for; of four and more, as soon as one call writes
-    a flag that the others leave alone. An alternating bit likewise is
-    right only while every call writes the same flags.
+    a flag that the others leave alone. An alternating bit likewise is right only while every call writes
+    the same flags.
   * Equal calls in another order on one rank are not told apart by any flag; a sum mixes the two. One stream
     is the only remedy.
   * A 16-bit signature finds ranks of different shape while they wait for the same kind of message. Where
@@ -45,13 +45,13 @@ What it found
     to all adds nothing to it.
   * "The first writer of the abort word wins" blames a healthy rank, and leaves survivors that disagree,
     for P >= 3: of two survivors, the one that waits for the other, which waits for the dead rank, may be
-    first. What is right is an order among
-    abort words: mismatch before silence, then the smaller epoch, then the earlier wait (token, own tile by
-    index, gathered tile by index), combined by an atomic minimum on every rank; and a worker that ends
-    because of an abort adds its own wait. The word is final when all survivors have ended. Which survivor
-    expires first, and whether it looks for a peer's abort before it blames, then does not matter; deadlines
-    need to be longer than healthy ranks go on after another stops. Where they are shorter, all ranks still
-    end, agree, and deliver no number, but may agree on a healthy rank.
+    first. What is right is an order among abort words: mismatch before silence, then the smaller epoch,
+    then the earlier wait (token, own tile by index, gathered tile by index), combined by an atomic minimum
+    on every rank; and a worker that ends because of an abort adds its own wait. The word is final when all
+    survivors have ended. Which survivor expires first, and whether it looks for a peer's abort before it
+    blames, then does not matter; deadlines need to be longer than healthy ranks go on after another stops.
+    Where they are shorter, all ranks still end, agree, and deliver no number, but may agree on a healthy
+    rank.
   * Without the broadcast survivors end all the same, each by a deadline of its own, but do not agree.
   * With several workers NaN must be written by the last to leave; one that gives up and fills at once is
     followed by others that store their tiles.
