@@ -55,7 +55,7 @@ def test_ci_runs_exactly_the_readme_s_test_command() -> None:
 EXAMPLES = [ROOT / "README.md", *(package.root / "README.md" for package in layers())]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.parent.name))
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_python_examples_run(path: Path) -> None:
     for program in re.findall(r"```python\n(.*?)```", text_of(path), re.DOTALL):
         subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, capture_output=True)

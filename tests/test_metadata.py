@@ -57,7 +57,7 @@ def test_packages_agree_with_one_another() -> None:
     assert len({tuple(package.project[key] for key in shared) for package in LAYERS}) == 1
     for name in NEIGHBOURS:
         declared = [requirements(package) for package in LAYERS]
-        assert len({str(found[name]) for found in declared if name in found}) == 1
+        assert len({str(found[name]) for found in declared if name in found}) <= 1
 
 
 @each_package

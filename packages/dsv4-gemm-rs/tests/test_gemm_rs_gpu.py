@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operation on one GPU with virtual ranks: right on every shape, repeatable, in graphs, and when peers fail."""
+"""The operation on one GPU with virtual ranks: right, repeatable, in graphs, and when peers fail."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def wait_kernel(flag: Int64, want: Int64, abort: Int64, timeout_ns: Int64, resul
     device.store_relaxed(result + 8, seen)
     device.store_relaxed(result + 16, polls)
     device.store_relaxed(result + 24, device.globaltimer() - start)
-    device.store_relaxed(result + 32, device.abort_word(want >> 16, Int32(3), status))
+    device.store_relaxed(result + 32, device.abort_word(want >> 16, Int32(3), status, Int32(5)))
 
 
 @cute.jit
@@ -381,8 +381,8 @@ def test_abort_that_is_there_ends_the_wait_at_once() -> None:
 
 @needs_gpu
 @pytest.mark.gpu
-def test_abort_raised_during_a_wait_ends_it_and_the_first_word_stays() -> None:
-    first, second = (Abort(7, blamed, AbortKind.TIMEOUT).encode() for blamed in (1, 2))
+def test_abort_raised_during_a_wait_ends_it_and_the_greater_word_stays() -> None:
+    second, first = (Abort(7, 1, AbortKind.TIMEOUT, level).encode() for level in (9, 4))
     memory, waiter, raised = words(0, 0), words(*[-1] * 5), words(-1, -1)
     spare, unused = words(first, 0), words(*[-1] * 5)
     stream, other = two_streams()

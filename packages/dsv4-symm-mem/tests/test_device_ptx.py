@@ -101,7 +101,7 @@ EXPECTED: dict[str, list[str]] = {
     "load_acquire": ["ld.acquire.sys.global.b64", "st.relaxed.cta.global.b64"],
     "load_acquire gpu": ["ld.acquire.gpu.global.b64", "st.relaxed.cta.global.b64"],
     "load_relaxed": ["ld.relaxed.sys.global.b64", "st.relaxed.cta.global.b64"],
-    "raise_abort": ["atom.global.sys.acq_rel.cas.b64", "st.relaxed.cta.global.b64"],
+    "raise_abort": ["atom.global.sys.acq_rel.max.s64", "st.relaxed.cta.global.b64"],
     "arrive_ticket": [
         "atom.global.acq_rel.add.u64",
         "st.relaxed.gpu.global.b64",
@@ -166,9 +166,10 @@ def test_bulk_waits_for_the_stated_number_of_groups(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_abort_is_raised_over_zero_only(arch: str) -> None:
-    (cas,) = [line for line in instructions(ptx_of("raise_abort", arch)) if line.startswith("atom.")]
-    assert cas.endswith("], 0, %rd2")
+def test_the_greater_abort_word_stays(arch: str) -> None:
+    (atom,) = [line for line in instructions(ptx_of("raise_abort", arch)) if line.startswith("atom.")]
+    assert ".max." in atom
+    assert atom.endswith("], %rd2")
 
 
 @pytest.mark.parametrize("arch", ARCHES)

@@ -22,6 +22,7 @@ from dsv4_symm_mem.errors import (
 from dsv4_symm_mem.protocol.host import HostExchange
 from dsv4_symm_mem.protocol.layout import ExchangeLayout, shard_length
 from dsv4_symm_mem.protocol.tiles import Tile, TileGrid, TileShape
+from dsv4_symm_mem.protocol.words import Operation, call_signature
 
 TILE = TileShape(16, 32)
 N = 70
@@ -166,6 +167,48 @@ def test_a_missing_rank_is_blamed_and_nobody_waits_for_ever() -> None:
             ranks.exchanges[rank].check()
         with pytest.raises(ExchangeError):
             reduce_scatter(ranks.exchanges[rank], partials[rank], outs[rank], TILE)
+
+
+def test_a_rank_that_was_kept_waiting_is_not_blamed_for_the_dead_one() -> None:
+    # Rank 2 dies after its first tile for rank 1. Rank 0 waits for it before sending rank 1 its second
+    # tile, so rank 1, whose deadline comes first, sees only rank 0's silence.
+    ranks = Ranks(3, deadline=5.0)
+    ranks.exchanges[1].deadline = 0.3
+    grid = TileGrid(96, 32, 3, TILE)
+    tiles = {owner: list(grid.tiles(owner)) for owner in range(3)}
+    orders = {
+        0: [tiles[1][0], tiles[2][0], tiles[0][0], tiles[1][1], tiles[2][1], tiles[0][1]],
+        1: [tiles[2][0], tiles[0][0], tiles[1][0], tiles[2][1], tiles[0][1], tiles[1][1]],
+    }
+    signature = call_signature(Operation.REDUCE_SCATTER, 96, 32, TILE.m, TILE.n)
+
+    def step(rank: VirtualRank) -> None:
+        if rank.rank == 2:
+            ranks.exchanges[2].begin(signature).publish(1, 0)
+            return
+        out = torch.empty(32, 32, dtype=torch.bfloat16)
+        ones = torch.ones(TILE.m, TILE.n)
+        push_tiles(ranks.exchanges[rank.rank], grid, orders[rank.rank], lambda tile: ones, out)
+
+    errors = ranks.outcomes(step)
+    assert all(isinstance(error, ExchangeError) for error in errors[:2])
+    for exchange in ranks.exchanges:
+        with pytest.raises(ExchangeError) as caught:
+            exchange.check()
+        assert caught.value.blamed == 2
+
+
+def test_a_peer_with_a_shape_that_raises_other_flags_is_a_mismatch() -> None:
+    ranks = Ranks(2, deadline=0.3)
+
+    def step(rank: VirtualRank) -> None:
+        # With one row, rank 0 owns it all and expects a tile of rank 1; with none, rank 1 sends a token.
+        m = 1 - rank.rank
+        out = torch.empty(shard_length(m, 2), N, dtype=torch.bfloat16)
+        reduce_scatter(ranks.exchanges[rank.rank], torch.zeros(m, N), out, TILE)
+
+    errors = ranks.outcomes(step)
+    assert any(isinstance(error, CallMismatchError) for error in errors)
 
 
 def test_no_deadline_waits_as_long_as_it_takes() -> None:

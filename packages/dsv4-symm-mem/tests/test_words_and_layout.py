@@ -11,6 +11,7 @@ from dsv4_symm_mem.protocol.layout import CONTROL_BYTES, ExchangeLayout, shard_l
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import (
     MAX_EPOCH,
+    MAX_LEVEL,
     Abort,
     AbortKind,
     Operation,
@@ -18,6 +19,7 @@ from dsv4_symm_mem.protocol.words import (
     call_signature,
     epoch_of,
     signal,
+    wait_level,
 )
 
 
@@ -46,10 +48,25 @@ def test_signatures_tell_calls_apart() -> None:
 
 @pytest.mark.parametrize("kind", list(AbortKind))
 def test_abort_words_round_trip(kind: AbortKind) -> None:
-    abort = Abort(MAX_EPOCH, 127, kind)
-    assert Abort.decode(abort.encode()) == abort
-    assert 0 < abort.encode() < 2**63
+    for abort in (Abort(1, 0, kind), Abort(2**42 - 1, 127, kind, MAX_LEVEL)):
+        assert Abort.decode(abort.encode()) == abort
+        assert 0 < abort.encode() < 2**63
     assert Abort.decode(0) is None
+
+
+def test_the_greater_abort_word_is_the_one_nearer_the_cause() -> None:
+    late, early = wait_level(7, 64), wait_level(3, 64)
+    assert wait_level(64, 64) == 0 < early < late <= MAX_LEVEL == wait_level(10**6, 10**7)
+    ordered = [
+        Abort(9, 3, AbortKind.TIMEOUT, late),
+        Abort(9, 1, AbortKind.TIMEOUT, early),
+        Abort(9, 2, AbortKind.TIMEOUT, wait_level(64, 64)),
+        Abort(8, 0, AbortKind.TIMEOUT, late),
+        Abort(9, 3, AbortKind.MISMATCH, late),
+        Abort(9, 3, AbortKind.FAILED),
+    ]
+    words = [abort.encode() for abort in ordered]
+    assert words == sorted(words)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 16])

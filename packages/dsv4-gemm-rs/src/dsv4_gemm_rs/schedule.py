@@ -89,10 +89,6 @@ class Schedule:
         """Rows of positions of `owner`'s shard."""
         return ceil_div(self.grid.row_tiles(owner), self.cluster)
 
-    def owned_tiles(self, owner: int) -> int:
-        """Tiles of `owner`'s shard, which is also the number of flags each peer raises for it."""
-        return self.row_tiles(owner) * self.column_tiles
-
     @property
     def groups(self) -> int:
         """Groups of position rows, by the longest shard (rank 0's)."""

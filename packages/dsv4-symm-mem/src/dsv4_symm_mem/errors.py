@@ -66,8 +66,8 @@ class ExchangeError(Dsv4Error, RuntimeError):
 
     Attributes:
         rank: The rank that reports.
-        blamed: The rank held responsible. Survivors of one failure agree on it, because the first to
-            notice broadcasts it.
+        blamed: The rank held responsible. Survivors of one failure agree on it once all of them have
+            ended; one that asks before may still hear of a rank that was itself kept waiting.
         epoch: Number of the failed call on this workspace, counted from 1.
     """
 

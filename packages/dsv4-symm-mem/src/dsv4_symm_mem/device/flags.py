@@ -29,7 +29,16 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from dsv4_symm_mem.device.address import global_pointer
 from dsv4_symm_mem.device.clock import globaltimer, nanosleep
-from dsv4_symm_mem.protocol.words import NO_ABORT, SIGNATURE_BITS, AbortKind
+from dsv4_symm_mem.protocol.words import (
+    ABORT_EPOCH_MASK,
+    ABORT_EPOCH_SHIFT,
+    KIND_SHIFT,
+    LEVEL_SHIFT,
+    MAX_LEVEL,
+    NO_ABORT,
+    SIGNATURE_BITS,
+    AbortKind,
+)
 
 Scope = Literal["sys", "gpu", "cluster", "cta"]
 
@@ -169,35 +178,36 @@ def wait_signal(
 
 
 @dsl_user_op
-def abort_word(epoch: Int64, blamed: Int32, kind: Int32, *, loc: Any = None, ip: Any = None) -> Int64:
-    """`epoch << 16 | blamed << 8 | kind`, as `protocol.words.Abort` encodes it; `kind` may be a `WaitStatus`.
+def abort_word(
+    epoch: Int64, blamed: Int32, kind: Int32, level: Int32, *, loc: Any = None, ip: Any = None
+) -> Int64:
+    """The word that `protocol.words.Abort` encodes; `kind` may be a `WaitStatus`, `level` is `wait_level`'s.
 
     PTX: shifts and ors.
     """
-    return Int64(epoch) << SIGNATURE_BITS | Int64(blamed) << 8 | Int64(kind)
+    earlier_epoch = Int64(ABORT_EPOCH_MASK) - (Int64(epoch) & Int64(ABORT_EPOCH_MASK))
+    earlier_wait = Int64(MAX_LEVEL) - Int64(level)
+    return (
+        (Int64(kind) << KIND_SHIFT)
+        | (earlier_epoch << ABORT_EPOCH_SHIFT)
+        | (earlier_wait << LEVEL_SHIFT)
+        | Int64(blamed)
+    )
 
 
 @dsl_user_op
 def raise_abort(address: Int64, word: Int64, *, loc: Any = None, ip: Any = None) -> Int64:
-    """Write an abort word, own or a peer's, unless one is there; returns what was there, 0 to the winner.
+    """Combine `word` into an abort word, own or a peer's: the greater stays. Returns what was there.
 
-    PTX, sm_90a and sm_100a: `atom.global.sys.acq_rel.cas.b64 d, [a], 0, word;`
+    PTX, sm_90a and sm_100a: `atom.global.sys.acq_rel.max.s64 d, [a], word;`
 
-    The first writer wins because ranks must blame the same one, and a plain store would let the second
-    failure, often a consequence of the first, overwrite its cause. Atomics of system scope are performed at
+    The greatest stays because ranks must blame the same one, and the first to notice need not know the cause
+    (`protocol.words`). Atomics of system scope are performed at
     the memory's home, so writers on different devices exclude each other. acq_rel, at no cost that matters on
     this path: whoever acquires the word sees what its writer recorded before. ISA section "atom".
     """
     pointer = global_pointer(address, Int64, _WORD_BYTES, loc=loc, ip=ip)
-    return cute.arch.atomic_cas(
-        pointer,
-        cmp=Int64(NO_ABORT),
-        val=Int64(word),
-        sem="acq_rel",
-        scope="sys",
-        loc=loc,
-        ip=ip,
-    )
+    return cute.arch.atomic_max(pointer, Int64(word), sem="acq_rel", scope="sys", loc=loc, ip=ip)
 
 
 @cute.jit

@@ -30,7 +30,7 @@ from dsv4_symm_mem.protocol.layout import (
     WORD_BYTES,
     ExchangeLayout,
 )
-from dsv4_symm_mem.protocol.words import Abort, AbortKind, bank_of, epoch_of, signal
+from dsv4_symm_mem.protocol.words import NO_ABORT, Abort, AbortKind, bank_of, epoch_of, signal, wait_level
 
 _SPINS_BEFORE_SLEEP = 200
 _SLEEP_SECONDS = 50e-6
@@ -122,10 +122,13 @@ class HostExchange:
         return HostCall(self, self.epoch + 1, signature)
 
     def broadcast_abort(self, abort: Abort) -> None:
-        """Write `abort` into every rank's abort word that is still clear: the first writer wins."""
+        """Combine `abort` into every rank's abort word: the greater word stays.
+
+        Between processes, reading and storing are two steps, so of two words raised at the same moment the
+        smaller may stay on some rank; the call ends on all ranks either way. Kernels use an atomic.
+        """
         for words in self.words:
-            if words.load(ABORT_OFFSET) == 0:
-                words.store(ABORT_OFFSET, abort.encode())
+            words.store(ABORT_OFFSET, max(words.load(ABORT_OFFSET), abort.encode()))
 
 
 class HostCall:
@@ -168,12 +171,12 @@ class HostCall:
         started = time.monotonic()
         spins = 0
         while (seen := words.load(offset)) != self._wanted:
-            if words.load(ABORT_OFFSET):
-                self._exchange.check()
             if epoch_of(seen) == self.epoch:
-                self.end_with(AbortKind.MISMATCH, source, tile, seen, spins)
-            if self._exchange.deadline and time.monotonic() - started > self._exchange.deadline:
-                self.end_with(AbortKind.TIMEOUT, source, tile, seen, spins)
+                self._end(AbortKind.MISMATCH, source, tile, seen, spins)
+            aborted = words.load(ABORT_OFFSET) != NO_ABORT
+            expired = self._exchange.deadline and time.monotonic() - started > self._exchange.deadline
+            if aborted or expired:
+                self._end(self._kind_of_silence(source), source, tile, seen, spins)
             spins += 1
             time.sleep(0 if spins < _SPINS_BEFORE_SLEEP else _SLEEP_SECONDS)
 
@@ -181,15 +184,24 @@ class HostCall:
         """Wait for `source`'s token; raises like `wait`."""
         self.wait(source, self._layout.token_index)
 
-    def end_with(self, kind: AbortKind, blamed: int, tile: int, seen: int, spins: int) -> None:
-        """Record what was awaited, end the call on every rank and raise.
-
-        Raises:
-            ExchangeError: Always; what this rank's abort word says, which is a peer's if that came first.
-        """
-        abort = Abort(self.epoch, blamed, kind)
+    def _kind_of_silence(self, source: int) -> AbortKind:
+        """Whether `source` is late, or in this call with another shape and so raising other flags."""
         words = self._exchange.words[self._exchange.rank]
-        diagnosis = (abort.encode(), blamed, tile, seen, self._wanted, spins)
+        for tile in range(self._layout.max_tiles + 1):
+            seen = words.load(self._layout.flag_offset(self.bank, source, tile))
+            if epoch_of(seen) == self.epoch and seen != self._wanted:
+                return AbortKind.MISMATCH
+        return AbortKind.TIMEOUT
+
+    def _end(self, kind: AbortKind, source: int, tile: int, seen: int, spins: int) -> None:
+        """Record what was awaited, end the call on every rank and raise what the abort word then says.
+
+        A rank that ends because a peer did adds its own wait all the same: only the earliest of all waits
+        tells whose fault it is.
+        """
+        abort = Abort(self.epoch, source, kind, wait_level(tile, self._layout.token_index))
+        words = self._exchange.words[self._exchange.rank]
+        diagnosis = (abort.encode(), source, tile, seen, self._wanted, spins)
         for i, value in enumerate(diagnosis):
             words.store(DIAGNOSIS_OFFSET + i * WORD_BYTES, value)
         self._exchange.broadcast_abort(abort)

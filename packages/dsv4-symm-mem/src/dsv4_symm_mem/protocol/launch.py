@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kernel launch needs of the exchange, and how the host hears of failures without waiting for the GPU.
 
-A kernel that gives up, or finds that a peer did, writes the abort word and its diagnosis into `report`,
-pinned host memory, besides the words in device memory. `check` reads that memory: it costs no launch, no copy
-and no synchronisation, so it runs before every call. It tells what has been reported so far; after a
-`torch.cuda.synchronize()` that is everything.
+A kernel that ends a call, on its own or following a peer, also writes one word of pinned host memory,
+`report`. `check` reads only that word while all is well: no launch, no copy, no synchronisation, so it runs
+before every call. Once it is set, `check` fetches the abort word and the diagnosis from the device over a
+stream of its own. It tells what has happened so far; after a `torch.cuda.synchronize()` that is everything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ import torch
 
 from dsv4_symm_mem.arena import SymmetricTensor
 from dsv4_symm_mem.protocol.failure import Diagnosis, describe
-from dsv4_symm_mem.protocol.layout import DIAGNOSIS_WORDS, ExchangeLayout
+from dsv4_symm_mem.protocol.layout import (
+    ABORT_OFFSET,
+    CONTROL_BYTES,
+    DIAGNOSIS_OFFSET,
+    DIAGNOSIS_WORDS,
+    WORD_BYTES,
+    ExchangeLayout,
+)
 from dsv4_symm_mem.protocol.words import Abort
 
 NANOSECONDS = 1_000_000_000
@@ -34,8 +41,9 @@ class LaunchExchange:
         self.rank = rank
         self.deadline = deadline
         self._bases = torch.tensor(block.pointers, dtype=torch.int64, device=block.local.device)
-        self._report = torch.zeros(DIAGNOSIS_WORDS, dtype=torch.int64, pin_memory=True)
-        self._words = self._report.numpy()
+        self._report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._reported = self._report.numpy()
+        self._control = block.local[:CONTROL_BYTES].view(torch.int64)
         self._fixed = (
             block.pointers[rank],
             self._bases.data_ptr(),
@@ -58,10 +66,13 @@ class LaunchExchange:
         Raises:
             ExchangeError: `PeerTimeoutError`, `CallMismatchError` or `PeerAbortError`.
         """
-        abort = Abort.decode(int(self._words[0]))
-        if abort is None:
+        if self._reported[0] == 0:
             return
-        _, source, tile, seen, wanted, polls = (int(word) for word in self._words)
-        # A wanted signal is never 0; it is 0 where a peer gave up first and this rank only follows.
-        diagnosis = Diagnosis(source, tile, seen, wanted, polls) if wanted else None
-        raise describe(self.rank, abort, diagnosis, self.layout.token_index, self.deadline)
+        with torch.cuda.stream(torch.cuda.Stream(self._control.device)):
+            control = self._control.cpu()
+        first = DIAGNOSIS_OFFSET // WORD_BYTES
+        word, *values = control[first : first + DIAGNOSIS_WORDS].tolist()
+        abort = Abort.decode(int(control[ABORT_OFFSET // WORD_BYTES]))
+        if abort is not None:
+            diagnosis = Diagnosis(*values) if word == abort.encode() else None
+            raise describe(self.rank, abort, diagnosis, self.layout.token_index, self.deadline)

@@ -9,7 +9,11 @@ peer that runs the same epoch with another shape is told from a peer that is lat
 message. A digest of 16 bits lets one mismatch in 65,536 through to the deadline, never to a wrong result:
 a rank waits for the tiles of its own schedule only.
 
-An abort word is `epoch << 16 | blamed << 8 | kind`, zero while nothing is wrong. The first writer wins.
+An abort word says why a call was ended and whose fault it is; zero while nothing is wrong. Abort words are
+ordered, and each rank keeps the greatest: certain causes above silence, then the earlier call, then the
+earlier wait. Keeping the first was rejected: with three ranks or more, a rank that waits for a healthy peer,
+which itself waits for the dead one, may be first, and blame the peer (`protocol.model` shows it). With the
+order, and each worker that ends adding its own wait, all survivors blame the dead rank once all have ended.
 """
 
 from __future__ import annotations
@@ -25,6 +29,15 @@ MAX_EPOCH = (1 << 47) - 1
 MAX_WORLD_SIZE = 128
 NO_ABORT = 0
 
+BLAMED_BITS = 7
+LEVEL_BITS = 12
+ABORT_EPOCH_BITS = 42
+LEVEL_SHIFT = BLAMED_BITS
+ABORT_EPOCH_SHIFT = LEVEL_SHIFT + LEVEL_BITS
+KIND_SHIFT = ABORT_EPOCH_SHIFT + ABORT_EPOCH_BITS
+MAX_LEVEL = (1 << LEVEL_BITS) - 1
+ABORT_EPOCH_MASK = (1 << ABORT_EPOCH_BITS) - 1
+
 
 class Operation(enum.IntEnum):
     """Collective operations that share flags, slots and epochs."""
@@ -34,7 +47,7 @@ class Operation(enum.IntEnum):
 
 
 class AbortKind(enum.IntEnum):
-    """Why a call was ended."""
+    """Why a call was ended; a greater kind is the surer cause and outweighs the others."""
 
     TIMEOUT = 1
     MISMATCH = 2
@@ -66,21 +79,45 @@ def bank_of(epoch: int) -> int:
     return epoch & 1
 
 
+def wait_level(tile: int, token_index: int) -> int:
+    """How early in a call a wait comes: 0 for the token, then the own tiles by index, saturating."""
+    return 0 if tile == token_index else min(tile + 1, MAX_LEVEL)
+
+
 @dataclass(frozen=True)
 class Abort:
-    """A decoded abort word: call `epoch` was ended for `kind`, held against rank `blamed`."""
+    """A decoded abort word: call `epoch` was ended for `kind`, held against rank `blamed`.
+
+    Attributes:
+        epoch: The call, modulo 2**42: more than a year of calls at ten microseconds each, so the order of
+            two words, which are never far apart, is right but at the wrap.
+        blamed: The rank held responsible.
+        kind: Why.
+        level: `wait_level` of the wait that failed; 0 for `AbortKind.FAILED`.
+    """
 
     epoch: int
     blamed: int
     kind: AbortKind
+    level: int = 0
 
     def encode(self) -> int:
-        """The 64-bit abort word."""
-        return self.epoch << SIGNATURE_BITS | self.blamed << 8 | int(self.kind)
+        """The 64-bit abort word; the greater of two is the one to keep."""
+        return (
+            int(self.kind) << KIND_SHIFT
+            | (ABORT_EPOCH_MASK - (self.epoch & ABORT_EPOCH_MASK)) << ABORT_EPOCH_SHIFT
+            | (MAX_LEVEL - self.level) << LEVEL_SHIFT
+            | self.blamed
+        )
 
     @classmethod
     def decode(cls, word: int) -> Abort | None:
         """The abort that `word` stands for, or None for `NO_ABORT`."""
         if word == NO_ABORT:
             return None
-        return cls(epoch_of(word), (word >> 8) & 0xFF, AbortKind(word & 0xFF))
+        return cls(
+            epoch=ABORT_EPOCH_MASK - (word >> ABORT_EPOCH_SHIFT & ABORT_EPOCH_MASK),
+            blamed=word & ((1 << BLAMED_BITS) - 1),
+            kind=AbortKind(word >> KIND_SHIFT),
+            level=MAX_LEVEL - (word >> LEVEL_SHIFT & MAX_LEVEL),
+        )
