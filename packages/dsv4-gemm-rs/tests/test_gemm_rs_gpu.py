@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
-from dsv4_gemm_rs.dispatch import Exchange, Path, Problem
+from dsv4_gemm_rs.dispatch import Exchange, Gemm, Path, Problem
+from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.problems import RankProblem, random_problem
 from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
+from dsv4_gemm_rs.unfused import library_gemm
 from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.layout import shard_length
@@ -191,6 +193,10 @@ def test_fused_and_unfused_ranks_meet_in_one_call() -> None:
     size = 4
     problems = problems_for(size, 300, 512, 256, WeightKind.BF16)
     with ranks(size, 300, 512) as group:
+        for problem in problems:
+            # Libraries load their kernels at first use, which must not meet a kernel that spins.
+            library_gemm(Operands(problem.x, None, problem.weight, 300), Gemm.BF16)
+        torch.cuda.synchronize()
         for mask in range(1, 15):
             here = torch.cuda.current_stream()
             outs = []
@@ -205,29 +211,29 @@ def test_fused_and_unfused_ranks_meet_in_one_call() -> None:
             assert_right(outs, problems)
 
 
-def test_a_missing_rank_is_blamed_by_all_and_outputs_are_nan() -> None:
-    size = 4
+def test_a_missing_rank_is_blamed_by_all_and_outputs_are_right_or_nan() -> None:
+    size, missing = 4, 2
     problems = problems_for(size, 300, 512, 256, WeightKind.BF16)
     with ranks(size, 300, 512, path="fused", deadline=0.3) as group:
-        group.call(problems)
+        right = group.call(problems)
         torch.cuda.synchronize()
         outs = {}
         for rank in group.group.ranks:
-            if rank.rank != 2:
+            if rank.rank != missing:
                 with torch.cuda.stream(rank.stream):
-                    outs[rank.rank] = gemm_rs(
-                        problems[rank.rank].x, problems[rank.rank].weight, group.workspaces[rank.rank]
-                    )
+                    space = group.workspaces[rank.rank]
+                    outs[rank.rank] = gemm_rs(problems[rank.rank].x, problems[rank.rank].weight, space)
         torch.cuda.synchronize()
         kinds = set()
-        for rank, out in outs.items():
-            assert out.isnan().all()
+        for index, out in outs.items():
+            assert out.isnan().all()  # every tile needs the missing rank's partial
+            assert not right[index].isnan().any()
             with pytest.raises(ExchangeError, match="call 2") as caught:
-                group.workspaces[rank].check()
-            assert caught.value.blamed == 2
+                group.workspaces[index].check()
+            assert caught.value.blamed == missing
             kinds.add(type(caught.value))
             with pytest.raises(ExchangeError):
-                gemm_rs(problems[rank].x, problems[rank].weight, group.workspaces[rank])
+                gemm_rs(problems[index].x, problems[index].weight, group.workspaces[index])
         assert PeerTimeoutError in kinds
 
 

@@ -29,6 +29,7 @@ from dsv4_symm_mem.backends import VirtualRank
 from dsv4_symm_mem.communicator import (
     Communicator,
     ProcessGroupCommunicator,
+    agree,
     communicator_of,
     require_equal,
 )
@@ -41,6 +42,7 @@ from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
 from dsv4_gemm_rs.environment import default_deadline, requested_path
+from dsv4_gemm_rs.kernels.launch import warm_up
 from dsv4_gemm_rs.schedule import LARGEST_TILE, SMALLEST_TILE
 from dsv4_gemm_rs.weights import WeightKind
 
@@ -193,6 +195,8 @@ class Workspace:
         )
         arena, obstacle = _create_arena(communicator, max_tokens, n, backend)
         machine = _machine(communicator, arena, sm_margin)
+        if machine.symmetric and machine.arch in machine.fused_archs:
+            agree(communicator, "preparing the kernels", lambda: warm_up(communicator.device))
         workspace = cls(communicator, machine, requested, max_tokens, n, deadline, arena)
         try:
             if requested is not None:

@@ -6,24 +6,29 @@ configuration; ties go to the earlier one of the family.
 
 Model. A CTA's k step of 64 costs the slower of two things:
   * multiplying: `MULTIPLY_US` per element of the tile,
-  * filling shared memory from L2: A's and W's rows of 128 bytes, W's divided by the cluster, which shares them.
-    All SMs together reach `FILL_BYTES_PER_US` each; where fewer are busy, one reaches `FILL_BYTES_PER_US_ALONE`.
+  * filling shared memory from L2: A's and W's rows of 128 bytes, W's divided by the cluster, which shares
+    them. All SMs together reach `FILL_BYTES_PER_US` each; where fewer are busy, one reaches
+    `FILL_BYTES_PER_US_ALONE`.
+
 A tile adds its epilogue, an own tile also the peers' partials; waves of positions multiply that, and a launch
-costs `LAUNCH_US` whatever it does.
+costs `LAUNCH_US` whatever it does. Long calls run slower than this by up to a fifth, as the clock falls under
+the power limit; that scales all shapes alike.
 
 Calibration: one H200, 132 SMs, BF16, random operands, single and triple waves at K = 1024 and 4096, CUDA
-graphs, medians. Microseconds per k step, measured and modelled: 128x320 0.79-0.83/0.81, 128x256 0.64-0.67/0.67,
-two CTAs sharing W 0.63-0.65/0.65, 128x192 0.56/0.56, 128x160 0.51-0.54/0.51, 128x128 0.46-0.47/0.45, 64x256
-0.52-0.56/0.56, 64x192 0.44-0.48/0.45, 64x160 0.39-0.41/0.39, 64x128 0.33-0.35/0.34. The fill rate, 73 bytes per
-nanosecond and SM or 9.6 TB/s in all, is the same for every shape that multiplying does not bound.
+graphs, medians. Microseconds per k step, measured and modelled: 128x320 0.79-0.83/0.81, 128x256
+0.64-0.67/0.67, two CTAs sharing W 0.63-0.65/0.65, 128x192 0.56/0.56, 128x160 0.51-0.54/0.51, 128x128
+0.46-0.47/0.45, 64x256 0.52-0.56/0.56, 64x192 0.44-0.48/0.45, 64x160 0.39-0.41/0.39, 64x128 0.33-0.35/0.34.
+The fill rate, 73 bytes per nanosecond and SM or 9.6 TB/s in all, is the same for every shape that
+multiplying does not bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY, TILE_K, KernelConfig
 from dsv4_symm_mem.protocol.layout import ceil_div, shard_rows
+
+from dsv4_gemm_rs.kernels.sm90.config import FAMILY, TILE_K, KernelConfig
 
 MULTIPLY_US = 1.98e-5
 FILL_BYTES_PER_US = 73_000.0
@@ -36,7 +41,7 @@ CLUSTER_LAUNCH_US = 1.6
 
 
 def positions(config: KernelConfig, m: int, n: int, world_size: int) -> int:
-    """Positions (see `Schedule`) of a call; rows of a position that no tile needs are counted, as they cost time."""
+    """Positions (see `Schedule`) of a call, with the row tiles that no one needs: they cost time."""
     rows = sum(
         ceil_div(len(shard_rows(m, world_size, owner)), config.tile_m * config.cluster)
         for owner in range(world_size)
@@ -73,7 +78,9 @@ def choose(
     """The configuration of `family` with the least estimate.
 
     Args:
-        m, n, k: Shape of one rank's product.
+        m: Rows of one rank's product.
+        n: Its columns.
+        k: Its summed length.
         world_size: Ranks P.
         sms: SMs that one rank's kernel may use, the least over the ranks.
         family: Configurations to choose from, preferred first.

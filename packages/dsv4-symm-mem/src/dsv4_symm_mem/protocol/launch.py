@@ -56,6 +56,14 @@ class LaunchExchange:
             layout.slot_bytes,
         )
 
+    @classmethod
+    def scratch(cls, device: torch.device) -> LaunchExchange:
+        """An exchange of one rank with itself, for launches that are to load a kernel and do nothing."""
+        layout = ExchangeLayout(1, 0, 0)
+        memory = torch.zeros(layout.total_bytes, dtype=torch.uint8, device=device)
+        block = SymmetricTensor("scratch", 0, memory, (memory,), (memory.data_ptr(),), 0)
+        return cls(layout, block, 0, 0.0)
+
     def arguments(self, signature: int) -> tuple[int, ...]:
         """The exchange's part of a kernel's arguments, in the order that `device.exchange.Exchange` has."""
         return (*self._fixed, signature, int(self.deadline * NANOSECONDS))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hopper: BF16 multiplication by wgmma, tiles loaded by TMA."""
+"""The fused kernel for compute capability 9.0."""

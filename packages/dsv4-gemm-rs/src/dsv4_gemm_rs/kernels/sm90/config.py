@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SM90 kernel's tile configurations and what follows from them.
 
-Contract: pure numbers, no CUDA. A configuration fixes everything that the compiled kernel depends on; M, N, K,
-P and rank are launch arguments, so one compiled kernel per configuration serves every call.
+Contract: pure numbers, no CUDA. A configuration fixes everything that the compiled kernel depends on; M, N,
+K, P and rank are launch arguments, so one compiled kernel per configuration serves every call.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ FAMILY = tuple(
     KernelConfig(tile_m, tile_n, cluster)
     for tile_m, tile_n, cluster in (
         (128, 320, 1),
-        (128, 320, 2),
         (128, 256, 1),
-        (128, 256, 2),
         (128, 192, 1),
         (128, 160, 1),
         (128, 128, 1),

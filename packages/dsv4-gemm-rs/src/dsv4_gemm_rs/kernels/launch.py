@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launching the fused kernel, and making every kernel ready beforehand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import torch
+from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
+from dsv4_symm_mem.protocol.launch import LaunchExchange
+from dsv4_symm_mem.protocol.tiles import TileShape
+
+from dsv4_gemm_rs.dispatch.plan import LaunchPlan
+from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel
+from dsv4_gemm_rs.kernels.sm90.config import FAMILY
+from dsv4_gemm_rs.quantize import compile_quantizer
+
+logger = logging.getLogger("dsv4_gemm_rs")
+
+_warm: set[torch.device] = set()
+_warming = threading.Lock()
+
+
+def warm_up(device: torch.device) -> None:
+    """Compile and load every kernel of the fused and unfused paths on `device`; once per process, some seconds.
+
+    A kernel's first launch loads its module, which must not happen while another kernel spins for a peer or
+    while a graph is captured, so all of it is done before the first call.
+    """
+    with _warming:
+        if device not in _warm:
+            _load_all(device)
+            _warm.add(device)
+
+
+def _load_all(device: torch.device) -> None:
+    logger.info("compiling %d kernels for %s", len(FAMILY) + 4, device)
+    compile_quantizer(device, round_trip=True)
+    compile_quantizer(device)
+    scratch = LaunchExchange.scratch(device)
+    x = torch.zeros(64, 128, dtype=torch.bfloat16, device=device)
+    weight = torch.zeros(320, 128, dtype=torch.bfloat16, device=device)
+    out = torch.empty(64, 320, dtype=torch.bfloat16, device=device)
+    for config in FAMILY:
+        launch(LaunchPlan(config, 1, 1, 1, 0), x, weight, scratch, out)
+    for dtype in (torch.bfloat16, torch.float32):
+        partial = torch.zeros(64, 320, dtype=dtype, device=device)
+        reduce_scatter_cuda(scratch, partial, out, TileShape(64, 128), 0, 1, 1, 1)
+    torch.cuda.synchronize(device)
+
+
+def launch(
+    plan: LaunchPlan, x: torch.Tensor, weight: torch.Tensor, launches: LaunchExchange, out: torch.Tensor
+) -> None:
+    """Launch the kernel on the current stream.
+
+    Args:
+        plan: Numbers of the launch, equal on all ranks.
+        x: BF16 [M, K], rows 16-byte aligned.
+        weight: BF16 [N, K], likewise.
+        launches: This rank's end of the exchange.
+        out: BF16 [ceil(M / P), N], likewise; filled completely.
+    """
+    m, k = x.shape
+    gemm_reduce_scatter_kernel(plan.config)(
+        x.data_ptr(),
+        x.stride(0),
+        weight.data_ptr(),
+        weight.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        m,
+        weight.shape[0],
+        k,
+        *launches.arguments(plan.signature),
+        plan.group_rows,
+        plan.lag,
+        plan.grid,
+        torch.cuda.current_stream(out.device).cuda_stream,
+    )

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every configuration compiles without a GPU, and its PTX keeps the orders that the protocol rests on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from dsv4_gemm_rs.kernels.sm90.config import FAMILY, KernelConfig
+from dsv4_gemm_rs.kernels.sm90.kernel import GemmReduceScatter
+from dsv4_gemm_rs.kernels.sm90.kernel import example_arguments as fused_arguments
+from dsv4_symm_mem.collectives.reduce_scatter_kernel import ReduceScatter
+from dsv4_symm_mem.collectives.reduce_scatter_kernel import example_arguments as unfused_arguments
+from dsv4_symm_mem.testing.ptx import compile_ptx, opcodes, positions_in_order
+
+OPTIONS = "--enable-tvm-ffi"
+
+
+@pytest.mark.parametrize("config", FAMILY, ids=lambda c: f"{c.tile_m}x{c.tile_n}c{c.cluster}")
+def test_fused_kernel(config: KernelConfig) -> None:
+    ptx = compile_ptx(GemmReduceScatter(config), "sm_90a", fused_arguments(), OPTIONS)
+    codes = opcodes(ptx)
+    wide = config.tile_n // config.mma_columns
+    assert codes.count(f"wgmma.mma_async.sync.aligned.m64n{config.mma_columns}k16.f32.bf16.bf16") == 8 * wide
+    assert not re.search(r"\.local|multimem|griddepcontrol", ptx)
+    loads = [code for code in codes if code.startswith("cp.async.bulk.tensor")]
+    assert [code.split(".")[4] for code in loads] == ["2d", "5d"]
+    assert ("multicast" in loads[1]) == (config.cluster == 2)
+    assert codes.count("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes") == config.chunks
+    # The epoch is read, all of the CTA meets, and only then is the ticket taken and the epoch bumped.
+    meet = "barrier.cluster.wait.aligned" if config.cluster == 2 else "bar.sync"
+    meet = next(code for code in codes if code.startswith(("barrier.cluster.wait", "bar.sync")))
+    positions_in_order(
+        codes, "ld.relaxed.sys.global.b64", meet, "atom.global.acq_rel.add.u64", "st.relaxed.gpu.global.b64"
+    )
+    # A peer's chunk is acquired, handed to the async proxy, copied.
+    positions_in_order(
+        codes,
+        "ld.acquire.sys.global.b64",
+        "fence.proxy.async",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    )
+    assert codes.count("st.release.sys.global.b64") == 2
+
+
+@pytest.mark.parametrize("from_float", [False, True])
+def test_stand_alone_kernel(from_float: bool) -> None:
+    codes = opcodes(compile_ptx(ReduceScatter(from_float), "sm_90a", unfused_arguments(), OPTIONS))
+    assert not any(".local" in code or "multimem" in code for code in codes)
+    assert codes.count("st.release.sys.global.b64") == 2
+    positions_in_order(codes, "ld.relaxed.sys.global.b64", "bar.sync", "atom.global.acq_rel.add.u64")

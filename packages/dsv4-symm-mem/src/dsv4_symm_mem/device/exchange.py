@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of the push exchange on the device: where its words and slots lie, how one waits and gives up.
+
+Contract: follows `protocol.layout` and `protocol.words`; fused kernels of every architecture and the
+stand-alone reduce-scatter use it, so they understand each other. Every warp that ends without its peers'
+data, on its own or following an abort, combines its own wait into every rank's abort word, where the
+greatest stays (`protocol.words` says why), leaves its diagnosis in its own block, and tells the host.
+
+What an aborted call leaves behind: each tile of its output is complete and right, or NaN. Filling all of the
+output with NaN was rejected: only the last CTA out may do that, and knowing which one is last costs every
+call the round trip of a ticket at its end.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Constexpr, Int32, Int64
+
+from dsv4_symm_mem.device.address import global_pointer
+from dsv4_symm_mem.device.clock import deadline_after
+from dsv4_symm_mem.device.flags import (
+    WaitStatus,
+    abort_word,
+    arrive_ticket,
+    load_relaxed,
+    raise_abort,
+    store_relaxed,
+    store_release,
+    wait_signal,
+)
+from dsv4_symm_mem.protocol.layout import (
+    ABORT_OFFSET,
+    CONTROL_BYTES,
+    DIAGNOSIS_OFFSET,
+    EPOCH_OFFSET,
+    TICKET_OFFSET,
+)
+from dsv4_symm_mem.protocol.words import MAX_LEVEL, NO_ABORT, SIGNATURE_BITS, AbortKind
+
+
+class Exchange:
+    """One call as device values. Reads the epoch: to be made before the CTA's ticket is taken.
+
+    Args:
+        own_base: Address of this rank's block.
+        bases: Address of int64[P], every rank's block as mapped here.
+        report: Address of int64[1] in pinned host memory that hears of an abort, see `protocol.launch`.
+        rank: This rank.
+        world_size: Ranks P.
+        max_tiles: From `ExchangeLayout`, as the next three.
+        flag_row_bytes: Bytes of one source's flags in one bank.
+        slots_offset: First byte of the slots.
+        slot_bytes: Bytes of one slot.
+        signature: `call_signature` of the call.
+        timeout: Nanoseconds from a worker's first wait until its waits end, 0 for never.
+    """
+
+    def __init__(
+        self,
+        own_base: Int64,
+        bases: Int64,
+        report: Int64,
+        rank: Int32,
+        world_size: Int32,
+        max_tiles: Int32,
+        flag_row_bytes: Int64,
+        slots_offset: Int64,
+        slot_bytes: Int64,
+        signature: Int32,
+        timeout: Int64,
+    ) -> None:
+        self.own_base, self.bases, self.report = own_base, bases, report
+        self.rank, self.world_size = rank, world_size
+        self.token, self.flag_row_bytes = max_tiles, flag_row_bytes
+        self.slots_offset, self.slot_bytes = slots_offset, slot_bytes
+        self.timeout = timeout
+        self.epoch = load_relaxed(own_base + EPOCH_OFFSET) + 1
+        self.bank = Int32(self.epoch & 1)
+        self.signal = (self.epoch << SIGNATURE_BITS) | Int64(signature)
+
+
+def base_of(exchange: Exchange, rank: Int32) -> Int64:
+    """Address of `rank`'s block."""
+    return cute.arch.load(global_pointer(exchange.bases + Int64(rank) * 8, Int64, 8), Int64)
+
+
+def flag_offset(exchange: Exchange, source: Int32, tile: Int32) -> Int64:
+    """`ExchangeLayout.flag_offset` in this call's bank."""
+    row = exchange.bank * exchange.world_size + source
+    return Int64(CONTROL_BYTES) + Int64(tile) * 8 + Int64(row) * exchange.flag_row_bytes
+
+
+def slot_address(exchange: Exchange, owner_base: Int64, owner: Int32, source: Int32) -> Int64:
+    """Address, in `owner`'s block at `owner_base`, of its slot for `source` in this call's bank."""
+    index = source - owner - 1
+    index += Int32(cutlass.select_(index < 0, exchange.world_size, Int32(0)))
+    slot = exchange.bank * (exchange.world_size - 1) + index
+    return owner_base + exchange.slots_offset + Int64(slot) * exchange.slot_bytes
+
+
+def raise_flag(exchange: Exchange, owner_base: Int64, tile: Int32) -> None:
+    """Publish to the owner of the block what happened before in this thread: a tile, or the token."""
+    store_release(owner_base + flag_offset(exchange, exchange.rank, tile), exchange.signal)
+
+
+def is_aborted(exchange: Exchange) -> Boolean:
+    """Whether this rank's abort word is set."""
+    return load_relaxed(exchange.own_base + ABORT_OFFSET) != NO_ABORT
+
+
+def report_abort(exchange: Exchange) -> None:
+    """Tell the host that a call on this rank was ended."""
+    store_relaxed(exchange.report, Int64(1))
+
+
+@cute.jit
+def kind_of_silence(exchange: Constexpr[Exchange], source: Int32) -> Int32:
+    """Whether `source` is late, or in this call with another shape and so raising other flags.
+
+    Reads the source's whole row of flags; it runs once, when a call has failed.
+    """
+    kind = Int32(int(AbortKind.TIMEOUT))
+    tile = Int32(0)
+    while tile <= exchange.token:
+        seen = load_relaxed(exchange.own_base + flag_offset(exchange, source, tile))
+        if (seen >> SIGNATURE_BITS) == exchange.epoch and seen != exchange.signal:
+            kind = Int32(int(AbortKind.MISMATCH))
+        tile += 1
+    return kind
+
+
+@cute.jit
+def give_up(
+    exchange: Constexpr[Exchange], kind: Int32, source: Int32, tile: Int32, seen: Int64, polls: Int64
+) -> None:
+    """End this call on every rank; `source`'s flag `tile` was awaited."""
+    level = cutlass.min(tile + 1, MAX_LEVEL)
+    if tile == exchange.token:
+        level = Int32(0)
+    word = abort_word(exchange.epoch, source, kind, level)
+    for rank in cutlass.range(exchange.world_size, unroll=1):
+        previous = raise_abort(base_of(exchange, rank) + ABORT_OFFSET, word)
+        if rank == exchange.rank and previous < word:
+            line = exchange.own_base + DIAGNOSIS_OFFSET
+            store_relaxed(line, word)
+            store_relaxed(line + 8, Int64(source))
+            store_relaxed(line + 16, Int64(tile))
+            store_relaxed(line + 24, seen)
+            store_relaxed(line + 32, exchange.signal)
+            store_relaxed(line + 40, polls)
+    report_abort(exchange)
+
+
+@cute.jit
+def wait_for_peers(exchange: Constexpr[Exchange], tile: Int32, deadline: Int64) -> tuple[Boolean, Int64]:
+    """Wait, as one whole warp, until every peer has raised this rank's flag `tile`.
+
+    Lanes take the sources in turn. `deadline` is what the warp's previous wait returned, at first 0, so one
+    deadline covers all of its waits, counted from the first.
+
+    Returns whether the call was aborted, and the deadline. If not aborted, what the peers stored before
+    raising is visible to the whole warp.
+    """
+    if deadline == 0:
+        deadline = deadline_after(exchange.timeout)
+    failed = Int32(0)
+    source = cute.arch.lane_idx()
+    while source < exchange.world_size:
+        if source != exchange.rank and failed == 0:
+            status, seen, polls = wait_signal(
+                exchange.own_base + flag_offset(exchange, source, tile),
+                exchange.signal,
+                exchange.own_base + ABORT_OFFSET,
+                deadline,
+            )
+            if status != int(WaitStatus.ARRIVED):
+                failed = Int32(1)
+                kind = Int32(status)
+                if status != int(WaitStatus.MISMATCH):
+                    kind = kind_of_silence(exchange, source)
+                give_up(exchange, kind, source, tile, seen, polls)
+        source += 32
+    cute.arch.sync_warp()
+    return cute.arch.vote_any_sync(failed != 0), deadline
+
+
+@cute.jit
+def count_in(exchange: Constexpr[Exchange], workers: Int32) -> None:
+    """Count one of `workers` CTAs, as one thread once its whole CTA has read the epoch; the last bumps it.
+
+    Nothing but the next launch of this rank reads the epoch, and that starts when this one has ended, so the
+    ticket needs not be the last thing that a CTA does and its round trip is hidden.
+    """
+    if arrive_ticket(exchange.own_base + TICKET_OFFSET, workers):
+        store_relaxed(exchange.own_base + EPOCH_OFFSET, exchange.epoch, "gpu")

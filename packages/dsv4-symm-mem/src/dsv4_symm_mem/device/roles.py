@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every exchanging kernel's service warps do: publish stored tiles, zero the rows that no tile covers.
+
+Why publication needs no queue discipline: data warps store a tile into the peer's slot and arrive on
+`stored[i]`; the publisher waits for that, releases the flag at system scope and arrives on `published[i]`,
+which the data warps await `PUBLICATIONS` tiles later. The publisher waits for nothing but stored tiles, so a
+publication is never held up by a wait for a peer, whatever the other warps wait for (design rule ii), and
+the round trip of the release is in nobody's way.
+
+Ordering (PTX ISA, memory consistency model): a data warp's stores -> bar.warp.sync -> its lane 0's
+mbarrier.arrive (release, CTA scope) -> the publisher's mbarrier wait (acquire) -> st.release.sys. Causality
+order is transitive across these scopes, so the flag's reader sees the stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, Int64, Uint32
+
+from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag
+from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
+from dsv4_symm_mem.device.vectors import store_16
+
+PUBLICATIONS = 4
+"""Tiles whose flags may be outstanding before the data warps wait for the publisher."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all roles of an exchanging kernel share, as device values.
+
+    Attributes:
+        exchange, order: The call's words and slots; its tiles.
+        out, out_stride: Address of the output [L, n] BF16 and its row stride in elements.
+        n: Columns.
+        worker, workers: This cluster's number, and how many take positions.
+        row_in_cluster: This CTA's row tile within a position.
+        stored, published: Rings of `PUBLICATIONS` mbarriers, see the module.
+    """
+
+    exchange: Exchange
+    order: TileOrder
+    out: Int64
+    out_stride: Int64
+    n: Int32
+    worker: Int32
+    workers: Int32
+    row_in_cluster: Int32
+    stored: cute.Pointer
+    published: cute.Pointer
+
+
+@cute.jit
+def advance(stage: Int32, phase: Int32, stages: Constexpr[int]) -> tuple[Int32, Int32]:
+    """The stage of a ring after `stage` and the parity of its use."""
+    stage += 1
+    if stage == stages:
+        stage = Int32(0)
+        phase = phase ^ 1
+    return stage, phase
+
+
+@cute.jit
+def run_publisher(call: Constexpr[Call]) -> None:
+    """The publishing warp: tokens for peers without tiles, then a flag per stored remote tile."""
+    exchange, order = call.exchange, call.order
+    lane = cute.arch.lane_idx()
+    if call.worker == 0 and call.row_in_cluster == 0:
+        peer = lane
+        while peer < exchange.world_size:
+            if peer != exchange.rank and rows_of(order, peer) == 0:
+                raise_flag(exchange, base_of(exchange, peer), exchange.token)
+            peer += 32
+    step, slot, phase = Int32(0), Int32(0), Int32(0)
+    position = Int32(call.worker)
+    while position < order.positions:
+        owner, row, column, step = place(order, position, step)
+        row_tile = row * order.cluster + call.row_in_cluster
+        if owner != exchange.rank and row_tile < row_tiles(order, owner):
+            cute.arch.mbarrier_wait(call.stored + slot, phase)
+            if lane == 0:
+                raise_flag(exchange, base_of(exchange, owner), row_tile * order.columns + column)
+                cute.arch.mbarrier_arrive(call.published + slot)
+            slot, phase = advance(slot, phase, PUBLICATIONS)
+        position += call.workers
+
+
+@cute.jit
+def zero_uncovered_rows(call: Constexpr[Call], worker: Int32, workers: Int32) -> None:
+    """Zero the rows of the output below the last own tile, as one of `workers` warps."""
+    order = call.order
+    row = order.covered_rows + worker
+    while row < order.shard:
+        target = call.out + Int64(row) * call.out_stride * 2
+        column = cute.arch.lane_idx() * 8
+        while column < call.n:
+            zero = Uint32(0)
+            store_16(target + Int64(column) * 2, (zero, zero, zero, zero))
+            column += 256
+        row += workers
