@@ -40,12 +40,13 @@ def test_fused_kernel(config: KernelConfig) -> None:
         "fence.proxy.async",
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
     )
-    assert codes.count("st.release.sys.global.b64") == 2
+    # Tokens and tiles, and a diagnosis where a tile and where the token is awaited.
+    assert codes.count("st.release.sys.global.b64") == 4
 
 
 @pytest.mark.parametrize("from_float", [False, True])
 def test_stand_alone_kernel(from_float: bool) -> None:
     codes = opcodes(compile_ptx(ReduceScatter(from_float), "sm_90a", unfused_arguments(), OPTIONS))
     assert not any(".local" in code or "multimem" in code for code in codes)
-    assert codes.count("st.release.sys.global.b64") == 2
+    assert codes.count("st.release.sys.global.b64") == 4
     positions_in_order(codes, "ld.relaxed.sys.global.b64", "bar.sync", "atom.global.acq_rel.add.u64")

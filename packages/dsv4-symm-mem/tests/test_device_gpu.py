@@ -360,7 +360,7 @@ def test_timeout_comes_at_the_deadline(flag: int, timeout_ms: int) -> None:
     assert (status, seen) == (WaitStatus.TIMEOUT, flag)
     assert timeout_ms * MILLISECOND <= elapsed < (timeout_ms + 2) * MILLISECOND
     assert polls > device.PLAIN_POLLS
-    assert Abort.decode(word) == Abort(7, 3, AbortKind.TIMEOUT)
+    assert Abort.decode(word) == Abort(7, 3, AbortKind.TIMEOUT, 5)
 
 
 @needs_gpu
@@ -369,7 +369,7 @@ def test_other_shape_in_the_same_call_is_a_mismatch() -> None:
     other = signal(7, SIGNATURE ^ 1)
     status, seen, polls, _, word = waited(other, signal(7, SIGNATURE), 0, HANG_NS)
     assert (status, seen, polls) == (WaitStatus.MISMATCH, other, 1)
-    assert Abort.decode(word) == Abort(7, 3, AbortKind.MISMATCH)
+    assert Abort.decode(word) == Abort(7, 3, AbortKind.MISMATCH, 5)
 
 
 @needs_gpu

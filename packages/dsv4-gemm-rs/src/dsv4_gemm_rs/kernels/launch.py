@@ -23,7 +23,7 @@ _warming = threading.Lock()
 
 
 def warm_up(device: torch.device) -> None:
-    """Compile and load every kernel of the fused and unfused paths on `device`; once per process, some seconds.
+    """Compile and load every kernel of the fused and unfused paths on `device`, once per process.
 
     A kernel's first launch loads its module, which must not happen while another kernel spins for a peer or
     while a graph is captured, so all of it is done before the first call.

@@ -31,20 +31,26 @@ from dsv4_symm_mem.device.exchange import (
     base_of,
     count_in,
     is_aborted,
+    leave,
     report_abort,
     slot_address,
     wait_for_peers,
 )
 from dsv4_symm_mem.device.order import TileOrder, place, rows_of
-from dsv4_symm_mem.device.roles import PUBLICATIONS, Call, advance, run_publisher, zero_uncovered_rows
+from dsv4_symm_mem.device.roles import (
+    PUBLICATIONS,
+    Call,
+    advance,
+    poison_output,
+    run_publisher,
+    zero_uncovered_rows,
+)
 from dsv4_symm_mem.device.vectors import Words, add_bf16, load_16, pack_bf16, store_16
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
 
 DATA_WARPS = 15
 THREADS = 32 * (DATA_WARPS + 1)
 """Sixteen warps, so that a thread may have 128 registers; with seventeen it is 96, and the sums spill."""
-NAN_PAIR = 0x7FFF7FFF
-"""Two BF16 quiet NaNs."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class UnfusedCall(Call):
         strip_blocks: Blocks that a warp moves at a time.
         partial, partial_stride: The partial's address and row stride in elements.
         tile_m, tile_n: Tile shape.
+        aborted: Shared-memory word, 1 once a data warp has given up.
     """
 
     from_float: bool
@@ -64,6 +71,7 @@ class UnfusedCall(Call):
     partial_stride: Int64
     tile_m: Int32
     tile_n: Int32
+    aborted: cute.Pointer
 
 
 def example_arguments() -> tuple[Any, ...]:
@@ -145,6 +153,7 @@ class ReduceScatter:
             stored: cute.struct.MemRange[Int64, PUBLICATIONS]
             published: cute.struct.MemRange[Int64, PUBLICATIONS]
             halted: Int32
+            aborted: Int32
 
         self.storage = Storage
         self.kernel(
@@ -233,6 +242,7 @@ class ReduceScatter:
             partial_stride=partial_stride,
             tile_m=tile_m,
             tile_n=tile_n,
+            aborted=storage.aborted.ptr,
         )
         if thread == 0:
             for i in cutlass.range_constexpr(PUBLICATIONS):
@@ -244,30 +254,38 @@ class ReduceScatter:
                 if block == 0:
                     report_abort(exchange)
             cute.arch.store(storage.halted.ptr, word)
+            cute.arch.store(storage.aborted.ptr, Int32(0))
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         halted = cute.arch.load(storage.halted.ptr, Int32) != 0
         if warp == DATA_WARPS:
             if thread == DATA_WARPS * 32:
                 count_in(exchange, blocks)
+            zero_uncovered_rows(call, block, blocks)
             if not halted:
                 run_publisher(call)
-            zero_uncovered_rows(call, block, blocks)
-            if block == 0 and order.own == 0 and world_size > 1 and not halted:
-                wait_for_peers(exchange, exchange.token, Int64(0))
+                if block == 0 and order.own == 0 and world_size > 1:
+                    wait_for_peers(exchange, exchange.token, Int64(0))
+        elif halted:
+            poison_output(call, block * DATA_WARPS + warp, blocks * DATA_WARPS)
         else:
-            run_data(call, warp, halted)
+            run_data(call, warp)
+        cute.arch.sync_threads()
+        if warp == 0 and world_size > 1:
+            aborted = cute.arch.load(storage.aborted.ptr, Int32) != 0
+            if leave(exchange, blocks, aborted):
+                poison_output(call, Int32(0), Int32(1))
 
 
 @cute.jit
-def run_data(call: Constexpr[UnfusedCall], warp: Int32, halted: Boolean) -> None:
+def run_data(call: Constexpr[UnfusedCall], warp: Int32) -> None:
     """A data warp: its share of every tile's blocks."""
     exchange, order = call.exchange, call.order
     block_rows = call.tile_m // 8
     block_columns = (call.tile_n // 32 + call.strip_blocks - 1) // call.strip_blocks
     tile_bytes = Int64(call.tile_m * call.tile_n) * 2
     step, slot, phase = Int32(0), Int32(0), Int32(0)
-    aborted = halted
+    aborted = Boolean(False)
     deadline = Int64(0)
     position = Int32(call.worker)
     while position < order.positions:
@@ -278,21 +296,17 @@ def run_data(call: Constexpr[UnfusedCall], warp: Int32, halted: Boolean) -> None
         if owner == exchange.rank:
             if exchange.world_size > 1 and not aborted:
                 aborted, deadline = wait_for_peers(exchange, tile, deadline)
+                if aborted and cute.arch.lane_idx() == 0:
+                    cute.arch.store(call.aborted, Int32(1))
             strip = Int32(warp)
-            while strip < block_rows * block_columns:
+            while strip < block_rows * block_columns and not aborted:
                 block_row = strip % block_rows
                 if first_row + block_row * 8 < order.covered_rows:
                     reduce_strip(
-                        call,
-                        first_row,
-                        block_row,
-                        column,
-                        strip // block_rows,
-                        Int64(tile) * tile_bytes,
-                        aborted,
+                        call, first_row, block_row, column, strip // block_rows, Int64(tile) * tile_bytes
                     )
                 strip += DATA_WARPS
-        elif not halted:
+        else:
             cute.arch.mbarrier_wait(call.published + slot, phase ^ 1)
             target = (
                 slot_address(exchange, base_of(exchange, owner), owner, exchange.rank)
@@ -377,6 +391,18 @@ def _add_strip(
 
 
 @cute.jit
+def _add_float_strip(
+    call: Constexpr[UnfusedCall], sums: cute.Tensor, row: Int32, column: Int32, columns: Int32
+) -> None:
+    """Add a strip of the FP32 partial, of which the lane's part has `columns` columns left."""
+    for i in cutlass.range_constexpr(call.strip_blocks):
+        if 32 * i < columns:
+            values = _load_float(call, row, column + 32 * i)
+            for element in cutlass.range_constexpr(8):
+                sums[8 * i + element] = sums[8 * i + element] + values[element]
+
+
+@cute.jit
 def reduce_strip(
     call: Constexpr[UnfusedCall],
     first_row: Int32,
@@ -384,7 +410,6 @@ def reduce_strip(
     column_tile: Int32,
     strip_column: Int32,
     tile_offset: Int64,
-    poison: Boolean,
 ) -> None:
     """Sum a strip over the sources in rank order and store them into the output."""
     exchange, order = call.exchange, call.order
@@ -395,32 +420,28 @@ def reduce_strip(
     partial_row = cutlass.min(exchange.rank * order.shard + row, order.m - 1)
     sums = cute.make_rmem_tensor(call.strip_blocks * 8, Float32)
     sums.fill(-0.0)
-    if not poison:
-        own_address = call.partial + (Int64(partial_row) * call.partial_stride + Int64(column)) * 2
-        first_block = strip_column * call.strip_blocks * (call.tile_m // 8) + block_row
-        in_slot = tile_offset + Int64(first_block * BLOCK_BYTES + lane * 16)
-        for source in cutlass.range(exchange.world_size, unroll=1):
-            address = own_address
-            step = Int32(64)
-            if source != exchange.rank:
-                address = slot_address(exchange, exchange.own_base, exchange.rank, source) + in_slot
-                step = (call.tile_m // 8) * BLOCK_BYTES
-            if cutlass.const_expr(not call.from_float) or source != exchange.rank:
-                _add_strip(call, sums, address, step, width - column)
+    own_address = call.partial + (Int64(partial_row) * call.partial_stride + Int64(column)) * 2
+    first_block = strip_column * call.strip_blocks * (call.tile_m // 8) + block_row
+    in_slot = tile_offset + Int64(first_block * BLOCK_BYTES + lane * 16)
+    for source in cutlass.range(exchange.world_size, unroll=1):
+        address = own_address
+        step = Int32(64)
+        if source != exchange.rank:
+            address = slot_address(exchange, exchange.own_base, exchange.rank, source) + in_slot
+            step = (call.tile_m // 8) * BLOCK_BYTES
+        if cutlass.const_expr(call.from_float):
+            if source == exchange.rank:
+                _add_float_strip(call, sums, partial_row, column, width - column)
             else:
-                for i in cutlass.range_constexpr(call.strip_blocks):
-                    if 32 * i < width - column:
-                        values = _load_float(call, partial_row, column + 32 * i)
-                        for element in cutlass.range_constexpr(8):
-                            sums[8 * i + element] = sums[8 * i + element] + values[element]
+                _add_strip(call, sums, address, step, width - column)
+        else:
+            _add_strip(call, sums, address, step, width - column)
     if row < order.shard:
         target = call.out + (Int64(row) * call.out_stride + Int64(column)) * 2
-        keep, fill = Uint32(0xFFFFFFFF), Uint32(0)
+        keep = Uint32(0xFFFFFFFF)
         if row >= order.own_rows:
             keep = Uint32(0)
-        elif poison:
-            keep, fill = Uint32(0), Uint32(NAN_PAIR)
         for i in cutlass.range_constexpr(call.strip_blocks):
             if column + 32 * i < width:
                 words = pack_bf16([sums[8 * i + element] for element in range(8)])
-                store_16(target + 64 * i, [(word & keep) | fill for word in words])
+                store_16(target + 64 * i, [word & keep for word in words])

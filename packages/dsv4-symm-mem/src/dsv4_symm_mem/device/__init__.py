@@ -8,7 +8,7 @@ for sm_90a and sm_100a. Importing this package imports CuTe DSL; nothing else of
 from __future__ import annotations
 
 from dsv4_symm_mem.device.address import global_pointer
-from dsv4_symm_mem.device.bulk import bulk_commit, bulk_store, bulk_wait, bulk_wait_read
+from dsv4_symm_mem.device.bulk import bulk_commit, bulk_load, bulk_store, bulk_wait, bulk_wait_read
 from dsv4_symm_mem.device.clock import deadline_after, globaltimer, nanosleep, smid
 from dsv4_symm_mem.device.fences import (
     fence_acq_rel_sys,
@@ -42,6 +42,7 @@ from dsv4_symm_mem.device.vectors import (
     load_16,
     load_32,
     load_relaxed_16,
+    load_shared_16,
     pack_bf16,
     store_16,
     store_32,
@@ -58,6 +59,7 @@ __all__ = [
     "add_bf16",
     "arrive_ticket",
     "bulk_commit",
+    "bulk_load",
     "bulk_store",
     "bulk_wait",
     "bulk_wait_read",
@@ -74,6 +76,7 @@ __all__ = [
     "load_acquire",
     "load_relaxed",
     "load_relaxed_16",
+    "load_shared_16",
     "multimem_ld_reduce_bf16",
     "multimem_red_add_release",
     "multimem_store",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk copies from shared memory to a peer, and how to know that they have arrived.
+"""Bulk copies from shared memory to a peer and back, and how to know that they have arrived.
 
 One thread owns a copy: bulk groups belong to the thread that commits them, so the thread that issues is the
 one that waits and raises the flag. To publish through a flag:
@@ -12,6 +12,11 @@ one that waits and raises the flag. To publish through a flag:
 about the destination (PTX ISA, "cp.async.bulk.wait_group"). Code that publishes after `.read` works until the
 link is slow. After `bulk_wait` the writes are visible to the waiting thread, and the release then passes that
 on; `fence_proxy_async` covers that they were made by the async proxy, which a release does not name.
+
+The other way, `bulk_load` completes on an mbarrier that was told to expect its bytes; whoever waits for that
+barrier's phase sees them. Where the source was written by a peer and acquired through a flag, the issuing
+thread runs `fence_proxy_async` between the acquire and the copy: the copy reads in the async proxy, which an
+acquire does not order.
 
 A plain address and a byte count were preferred to tensor maps: slots are dense bursts whose base is
 known only at run time, and a map per peer and bank would have to be encoded by the host.
@@ -79,3 +84,24 @@ def bulk_wait_read(pending: int, *, loc: Any = None, ip: Any = None) -> None:
     PTX, sm_90a and sm_100a: `cp.async.bulk.wait_group.read n;` (ISA section of that name).
     """
     cute.arch.cp_async_bulk_wait_group(pending, read=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def bulk_load(
+    target: Int32, address: Int64, size: Int32, barrier: Int32, *, loc: Any = None, ip: Any = None
+) -> None:
+    """Start copying `size` bytes from global `address` to shared memory at `target`, completing on `barrier`.
+
+    `target` and `barrier` are shared-memory addresses of this CTA; addresses and `size` are multiples of 16.
+    To be issued by one thread, after `mbarrier.arrive.expect_tx` or together with it.
+
+    PTX, sm_90a and sm_100a:
+    `cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [a], n, [b];` (ISA section
+    "cp.async.bulk"; a CTA's own shared memory is part of its cluster's window).
+    """
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[target, address, size, barrier],
+        loc=loc,
+        ip=ip,
+    )

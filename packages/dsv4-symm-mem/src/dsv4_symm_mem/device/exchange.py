@@ -2,13 +2,10 @@
 """One call of the push exchange on the device: where its words and slots lie, how one waits and gives up.
 
 Contract: follows `protocol.layout` and `protocol.words`; fused kernels of every architecture and the
-stand-alone reduce-scatter use it, so they understand each other. Every warp that ends without its peers'
-data, on its own or following an abort, combines its own wait into every rank's abort word, where the
-greatest stays (`protocol.words` says why), leaves its diagnosis in its own block, and tells the host.
-
-What an aborted call leaves behind: each tile of its output is complete and right, or NaN. Filling all of the
-output with NaN was rejected: only the last CTA out may do that, and knowing which one is last costs every
-call the round trip of a ticket at its end.
+stand-alone reduce-scatter use it, so they understand each other. Whoever ends without its peers' data, on its
+own or following an abort, combines its own wait into every rank's abort word, where the greatest stays
+(`protocol.words` says why), leaves a diagnosis in its own block and tells the host. The last CTA to leave an
+aborted call fills the output with NaN.
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ from dsv4_symm_mem.protocol.layout import (
     CONTROL_BYTES,
     DIAGNOSIS_OFFSET,
     EPOCH_OFFSET,
+    LEAVING_OFFSET,
     TICKET_OFFSET,
 )
 from dsv4_symm_mem.protocol.words import MAX_LEVEL, NO_ABORT, SIGNATURE_BITS, AbortKind
@@ -45,7 +43,7 @@ class Exchange:
     Args:
         own_base: Address of this rank's block.
         bases: Address of int64[P], every rank's block as mapped here.
-        report: Address of int64[1] in pinned host memory that hears of an abort, see `protocol.launch`.
+        report: Address of one int64 of pinned host memory that hears of an abort, see `protocol.launch`.
         rank: This rank.
         world_size: Ranks P.
         max_tiles: From `ExchangeLayout`, as the next three.
@@ -110,19 +108,16 @@ def is_aborted(exchange: Exchange) -> Boolean:
 
 
 def report_abort(exchange: Exchange) -> None:
-    """Tell the host that a call on this rank was ended."""
-    store_relaxed(exchange.report, Int64(1))
+    """Tell the host that this rank has ended a call, or found one ended."""
+    store_relaxed(exchange.report, load_relaxed(exchange.own_base + ABORT_OFFSET))
 
 
 @cute.jit
-def kind_of_silence(exchange: Constexpr[Exchange], source: Int32) -> Int32:
-    """Whether `source` is late, or in this call with another shape and so raising other flags.
-
-    Reads the source's whole row of flags; it runs once, when a call has failed.
-    """
+def _kind_of_silence(exchange: Constexpr[Exchange], source: Int32) -> Int32:
+    """Whether `source` is late, or in this call with another shape and so raised other flags than awaited."""
     kind = Int32(int(AbortKind.TIMEOUT))
     tile = Int32(0)
-    while tile <= exchange.token:
+    while tile <= exchange.token and kind == int(AbortKind.TIMEOUT):
         seen = load_relaxed(exchange.own_base + flag_offset(exchange, source, tile))
         if (seen >> SIGNATURE_BITS) == exchange.epoch and seen != exchange.signal:
             kind = Int32(int(AbortKind.MISMATCH))
@@ -132,23 +127,31 @@ def kind_of_silence(exchange: Constexpr[Exchange], source: Int32) -> Int32:
 
 @cute.jit
 def give_up(
-    exchange: Constexpr[Exchange], kind: Int32, source: Int32, tile: Int32, seen: Int64, polls: Int64
+    exchange: Constexpr[Exchange], status: Int32, source: Int32, tile: Int32, seen: Int64, polls: Int64
 ) -> None:
-    """End this call on every rank; `source`'s flag `tile` was awaited."""
-    level = cutlass.min(tile + 1, MAX_LEVEL)
-    if tile == exchange.token:
-        level = Int32(0)
+    """End this call on every rank: a wait for `tile`'s flag of `source` ended with `status`, not an arrival.
+
+    Also where a peer's abort ended the wait: only the earliest of all waits tells whose fault it is. The
+    diagnosis is that of the greatest word which this rank has raised.
+    """
+    kind = status
+    if status != int(WaitStatus.MISMATCH):
+        kind = _kind_of_silence(exchange, source)
+    level = Int32(0)
+    if tile != exchange.token:
+        level = cutlass.min(tile + 1, MAX_LEVEL)
     word = abort_word(exchange.epoch, source, kind, level)
+    if raise_abort(exchange.own_base + ABORT_OFFSET, word) < word:
+        line = exchange.own_base + DIAGNOSIS_OFFSET
+        store_relaxed(line + 8, Int64(source))
+        store_relaxed(line + 16, Int64(tile))
+        store_relaxed(line + 24, seen)
+        store_relaxed(line + 32, exchange.signal)
+        store_relaxed(line + 40, polls)
+        store_release(line, word)
     for rank in cutlass.range(exchange.world_size, unroll=1):
-        previous = raise_abort(base_of(exchange, rank) + ABORT_OFFSET, word)
-        if rank == exchange.rank and previous < word:
-            line = exchange.own_base + DIAGNOSIS_OFFSET
-            store_relaxed(line, word)
-            store_relaxed(line + 8, Int64(source))
-            store_relaxed(line + 16, Int64(tile))
-            store_relaxed(line + 24, seen)
-            store_relaxed(line + 32, exchange.signal)
-            store_relaxed(line + 40, polls)
+        if rank != exchange.rank:
+            raise_abort(base_of(exchange, rank) + ABORT_OFFSET, word)
     report_abort(exchange)
 
 
@@ -176,10 +179,7 @@ def wait_for_peers(exchange: Constexpr[Exchange], tile: Int32, deadline: Int64) 
             )
             if status != int(WaitStatus.ARRIVED):
                 failed = Int32(1)
-                kind = Int32(status)
-                if status != int(WaitStatus.MISMATCH):
-                    kind = kind_of_silence(exchange, source)
-                give_up(exchange, kind, source, tile, seen, polls)
+                give_up(exchange, status, source, tile, seen, polls)
         source += 32
     cute.arch.sync_warp()
     return cute.arch.vote_any_sync(failed != 0), deadline
@@ -189,8 +189,29 @@ def wait_for_peers(exchange: Constexpr[Exchange], tile: Int32, deadline: Int64) 
 def count_in(exchange: Constexpr[Exchange], workers: Int32) -> None:
     """Count one of `workers` CTAs, as one thread once its whole CTA has read the epoch; the last bumps it.
 
-    Nothing but the next launch of this rank reads the epoch, and that starts when this one has ended, so the
-    ticket needs not be the last thing that a CTA does and its round trip is hidden.
+    Nothing but the next launch of this rank reads the epoch, and that starts when this one has ended, so this
+    ticket needs not be the last thing that a CTA does, and its round trip is hidden.
     """
     if arrive_ticket(exchange.own_base + TICKET_OFFSET, workers):
         store_relaxed(exchange.own_base + EPOCH_OFFSET, exchange.epoch, "gpu")
+
+
+@cute.jit
+def leave(exchange: Constexpr[Exchange], workers: Int32, aborted: Boolean) -> Boolean:
+    """Count one of `workers` CTAs out, as one whole warp after a barrier over its CTA.
+
+    Returns whether the caller is to fill the output with NaN: it is the last, so that nothing is stored
+    after it, and one of the CTAs was `aborted`.
+    """
+    fill = Int32(0)
+    if cute.arch.lane_idx() == 0:
+        one = Int64(1)
+        if aborted:
+            one = Int64(1 << 32 | 1)
+        address = exchange.own_base + LEAVING_OFFSET
+        before = cute.arch.atomic_add(global_pointer(address, Int64, 8), one, sem="acq_rel", scope="gpu")
+        if Int32(before & 0xFFFFFFFF) == workers - 1:
+            store_relaxed(address, Int64(0), "gpu")
+            if (before + one) >> 32 != 0:
+                fill = Int32(1)
+    return cute.arch.vote_any_sync(fill != 0)

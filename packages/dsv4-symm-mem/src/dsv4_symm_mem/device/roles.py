@@ -23,6 +23,8 @@ from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
 from dsv4_symm_mem.device.vectors import store_16
 
+NAN_PAIR = 0x7FFF7FFF
+"""Two BF16 quiet NaNs."""
 PUBLICATIONS = 4
 """Tiles whose flags may be outstanding before the data warps wait for the publisher."""
 
@@ -88,15 +90,27 @@ def run_publisher(call: Constexpr[Call]) -> None:
 
 
 @cute.jit
-def zero_uncovered_rows(call: Constexpr[Call], worker: Int32, workers: Int32) -> None:
-    """Zero the rows of the output below the last own tile, as one of `workers` warps."""
-    order = call.order
-    row = order.covered_rows + worker
-    while row < order.shard:
+def fill_rows(
+    call: Constexpr[Call], first: Int32, last: Int32, pair: Uint32, worker: Int32, workers: Int32
+) -> None:
+    """Fill rows [first, last) of the output with the BF16 pair `pair`, as one of `workers` warps."""
+    row = first + worker
+    while row < last:
         target = call.out + Int64(row) * call.out_stride * 2
         column = cute.arch.lane_idx() * 8
         while column < call.n:
-            zero = Uint32(0)
-            store_16(target + Int64(column) * 2, (zero, zero, zero, zero))
+            store_16(target + Int64(column) * 2, (pair, pair, pair, pair))
             column += 256
         row += workers
+
+
+@cute.jit
+def zero_uncovered_rows(call: Constexpr[Call], worker: Int32, workers: Int32) -> None:
+    """Zero the rows of the output below the last own tile, as one of `workers` warps."""
+    fill_rows(call, call.order.covered_rows, call.order.shard, Uint32(0), worker, workers)
+
+
+@cute.jit
+def poison_output(call: Constexpr[Call], worker: Int32, workers: Int32) -> None:
+    """Fill the rows of the output that the rank owns with NaN, as one of `workers` warps."""
+    fill_rows(call, Int32(0), call.order.own_rows, Uint32(NAN_PAIR), worker, workers)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm, vector
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -205,3 +205,19 @@ def _add_rn(a: Float32, b: Float32, loc: Any, ip: Any) -> Float32:
             ip=ip,
         )
     )
+
+
+@dsl_user_op
+def load_shared_16(address: Int32, *, loc: Any = None, ip: Any = None) -> tuple[Uint32, ...]:
+    """Read 16 bytes of shared memory; `address` a multiple of 16.
+
+    PTX, sm_90a and sm_100a: `ld.shared.v4.b32 {d0, d1, d2, d3}, [a];` (ISA section "ld").
+    """
+    words = cute.arch.inline_ptx(
+        "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+        loc=loc,
+        ip=ip,
+    )
+    return tuple(words)

@@ -28,6 +28,9 @@ BF16_BYTES = 2
 
 EPOCH_OFFSET = 0
 TICKET_OFFSET = LINE_BYTES
+"""Counts the CTAs of a launch that have read the epoch; the last one bumps it and sets this back to 0."""
+LEAVING_OFFSET = TICKET_OFFSET + WORD_BYTES
+"""Counts the CTAs of a launch that have left, and above bit 32 those of them whose call was aborted."""
 ABORT_OFFSET = 2 * LINE_BYTES
 DIAGNOSIS_OFFSET = 3 * LINE_BYTES
 DIAGNOSIS_WORDS = 6

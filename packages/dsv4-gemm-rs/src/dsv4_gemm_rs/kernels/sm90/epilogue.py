@@ -21,17 +21,13 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32
+from cutlass import Constexpr, Float32, Int32, Int64, Uint32
 from dsv4_symm_mem.device.roles import advance
-from dsv4_symm_mem.device.shared import load_shared_16
-from dsv4_symm_mem.device.vectors import Words, add_bf16, pack_bf16, store_16
+from dsv4_symm_mem.device.vectors import Words, add_bf16, load_shared_16, pack_bf16, store_16
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
 
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from dsv4_gemm_rs.kernels.sm90.mainloop import Ring, release
-
-NAN_PAIR = 0x7FFF7FFF
-"""Two BF16 quiet NaNs."""
 
 
 def accumulator_index(config: KernelConfig, block: int, half: int, element: int) -> int:
@@ -73,12 +69,8 @@ def store_rows(
     valid_rows: Int32,
     out_rows: Int32,
     columns: Int32,
-    poison: Boolean,
 ) -> None:
-    """Round to BF16 and store into out [out_rows, columns].
-
-    Rows at or past `valid_rows` become zeros; the others NaN when `poison`.
-    """
+    """Round to BF16 and store into out [out_rows, columns]; rows at or past `valid_rows` become zeros."""
     warp, lane = thread // 32, thread % 32
     column = first_column + (lane % 4) * 8
     for half in cutlass.range_constexpr(2):
@@ -88,14 +80,10 @@ def store_rows(
             keep = Uint32(0xFFFFFFFF)
             if row >= valid_rows:
                 keep = Uint32(0)
-            fill = Uint32(0)
-            if poison and row < valid_rows:
-                keep = Uint32(0)
-                fill = Uint32(NAN_PAIR)
             for block in cutlass.range_constexpr(config.tile_n // 32):
                 if column + 32 * block < columns:
                     words = _packed(config, accumulators, block, half)
-                    store_16(target + 64 * block, [(word & keep) | fill for word in words])
+                    store_16(target + 64 * block, [word & keep for word in words])
 
 
 @cute.jit

@@ -11,9 +11,10 @@ and whose other two zero the output rows that no tile covers.
 
 Publication is `device.roles`' business: the math warps never wait for a flag's round trip.
 
-An aborted call runs to its end: the loader stops waiting and hands out chunks without loading them, own
-tiles become NaN. That way roles and clusters never disagree on how many stages a tile takes. A call that
-finds the abort word set when it starts only fills its output with NaN.
+An aborted call runs to its end: the loader stops waiting and hands out chunks without loading them, so roles
+and clusters never disagree on how many stages a tile takes. The last CTA to leave then fills the output with
+NaN, as no CTA can know what others still store. A call that finds the abort word set when it starts only
+does that.
 
 Rejected: staging remote tiles through shared memory for the bulk copy engine. The slot layout lets a warp
 store a block as one dense 512-byte burst straight from registers; staging would take 64 KiB that the ring
@@ -32,19 +33,27 @@ import cutlass.utils
 from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream
+from dsv4_symm_mem.device.bulk import bulk_load
 from dsv4_symm_mem.device.exchange import (
     Exchange,
     base_of,
     count_in,
     is_aborted,
+    leave,
     report_abort,
     slot_address,
     wait_for_peers,
 )
 from dsv4_symm_mem.device.fences import fence_proxy_async
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
-from dsv4_symm_mem.device.roles import PUBLICATIONS, Call, advance, run_publisher, zero_uncovered_rows
-from dsv4_symm_mem.device.shared import bulk_load
+from dsv4_symm_mem.device.roles import (
+    PUBLICATIONS,
+    Call,
+    advance,
+    poison_output,
+    run_publisher,
+    zero_uncovered_rows,
+)
 
 from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, TILE_K, WARPS_PER_GROUP, KernelConfig
 from dsv4_gemm_rs.kernels.sm90.epilogue import add_peers, push_tile, store_rows
@@ -296,7 +305,7 @@ class GemmReduceScatter:
                 if block == 0:
                     report_abort(exchange)
             cute.arch.store(halted_word, word)
-            cute.arch.store(aborted_word, word)
+            cute.arch.store(aborted_word, Int32(0))
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.cluster > 1):
             cute.arch.cluster_arrive()
@@ -320,13 +329,19 @@ class GemmReduceScatter:
             if cutlass.const_expr(config.math_registers > 0):
                 cute.arch.warpgroup_reg_alloc(config.math_registers)
             if halted:
-                poison_own_tiles(call, mma, thread)
+                poison_output(call, block * math_warps + warp, blocks * math_warps)
             else:
                 run_math(call, mma, thread)
-        # A CTA's shared memory must outlive its peer's last multicast and last arrival in it.
         if cutlass.const_expr(config.cluster > 1):
+            # A CTA's shared memory must outlive its peer's last multicast and last arrival in it.
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+        if warp == 0 and world_size > 1:
+            aborted = cute.arch.load(aborted_word, Int32) != 0
+            if leave(exchange, blocks, aborted):
+                poison_output(call, Int32(0), Int32(1))
 
 
 @cute.jit
@@ -383,7 +398,7 @@ def run_loader(call: Constexpr[FusedCall]) -> None:
                         stage, phase = advance(stage, phase, config.stages)
         position += call.workers
     if call.worker == 0 and call.row_in_cluster == 0 and order.own == 0 and exchange.world_size > 1:
-        wait_for_peers(exchange, exchange.token, deadline)
+        aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
 
 
 @cute.jit
@@ -409,7 +424,6 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
             stage, phase = add_peers(
                 config, ring, accumulators, thread, exchange.rank, exchange.world_size, stage, phase
             )
-            poison = cute.arch.load(call.aborted, Int32) != 0
             store_rows(
                 config,
                 accumulators,
@@ -421,7 +435,6 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                 order.own_rows,
                 order.covered_rows,
                 call.n,
-                poison,
             )
         elif row_tile < row_tiles(order, owner):
             cute.arch.mbarrier_wait(call.published + slot, slot_phase ^ 1)
@@ -437,31 +450,4 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
             if cute.arch.lane_idx() == 0:
                 cute.arch.mbarrier_arrive(call.stored + slot)
             slot, slot_phase = advance(slot, slot_phase, PUBLICATIONS)
-        position += call.workers
-
-
-@cute.jit
-def poison_own_tiles(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> None:
-    """Fill this CTA's own tiles with NaN, without loading anything."""
-    config, order = call.config, call.order
-    accumulators = cute.make_rmem_tensor(mma.partition_shape_C((config.tile_m, config.tile_n)), Float32)
-    accumulators.fill(0.0)
-    step = Int32(0)
-    position = Int32(call.worker)
-    while position < order.positions:
-        owner, row, column, step = place(order, position, step)
-        if owner == order.rank:
-            store_rows(
-                config,
-                accumulators,
-                call.out,
-                call.out_stride,
-                thread,
-                (row * config.cluster + call.row_in_cluster) * config.tile_m,
-                column * config.tile_n,
-                order.own_rows,
-                order.covered_rows,
-                call.n,
-                Boolean(True),
-            )
         position += call.workers
