@@ -79,6 +79,21 @@ def test_a_fused_kernel_is_taken_where_there_is_one(arch: int, gemm: Gemm) -> No
     assert decision.rejected == ()
 
 
+def test_one_rank_takes_the_library_but_may_ask_for_the_kernel() -> None:
+    alone = replace(HOPPER, world_size=1, fused_archs=frozenset({90}))
+    decision = decide(alone, MXFP8)
+    assert (decision.path, decision.exchange) == (Path.UNFUSED, Exchange.NONE)
+    assert "nothing to exchange" in str(decision)
+    assert decide(alone, MXFP8, Path.FUSED).path is Path.FUSED
+
+
+def test_the_unfused_path_uses_the_slots_where_there_is_a_kernel() -> None:
+    decision = decide(replace(HOPPER, fused_archs=frozenset({90})), MXFP8, Path.UNFUSED)
+    assert (decision.gemm, decision.exchange) == (Gemm.BF16, Exchange.PUSH_AFTER)
+    assert decision.capturable
+    assert not decide(CPU, MXFP8).capturable
+
+
 def test_a_request_is_met_or_refused_never_replaced() -> None:
     assert decide(HOPPER, MXFP8, Path.HOST).path is Path.HOST
     assert decide(CPU, MXFP8, Path.UNFUSED).exchange is Exchange.HOST_PUSH

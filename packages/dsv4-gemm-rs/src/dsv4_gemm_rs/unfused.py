@@ -23,6 +23,9 @@ from dsv4_gemm_rs.workspace import Workspace
 
 def run_unfused(operands: Operands, workspace: Workspace, decision: Decision, out: torch.Tensor) -> None:
     """Perform one call as `decision` says."""
+    if decision.exchange is Exchange.NONE:
+        library_gemm(operands, decision.gemm, out)
+        return
     partial = library_gemm(operands, decision.gemm)
     exchange_partial(partial, workspace, decision, out, operands.weight.k)
 
@@ -34,9 +37,7 @@ def exchange_partial(
 
     `k` is the K that it was summed over: the tile shape follows from it, as for ranks that run fused.
     """
-    if decision.exchange is Exchange.NONE:
-        out.copy_(partial)
-    elif decision.exchange is Exchange.PUSH_AFTER and workspace.launches is not None:
+    if decision.exchange is Exchange.PUSH_AFTER and workspace.launches is not None:
         plan = workspace.plan(partial.shape[0], partial.shape[1], k)
         reduce_scatter_cuda(
             workspace.launches, partial, out, plan.shape, plan.signature, plan.group_rows, plan.lag, plan.grid
@@ -49,10 +50,10 @@ def exchange_partial(
         raise UnsupportedError(f"the unfused path cannot exchange by {decision.exchange.value!r} here")
 
 
-def library_gemm(operands: Operands, gemm: Gemm) -> torch.Tensor:
-    """The partial x·Wᵀ, BF16 [M, N], by the library that `gemm` names."""
+def library_gemm(operands: Operands, gemm: Gemm, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The partial x·Wᵀ, BF16 [M, N], by the library that `gemm` names; into `out` where that is given."""
     if gemm is Gemm.BF16:
-        return activations_bf16(operands) @ operands.weight.bf16().T
+        return torch.matmul(activations_bf16(operands), operands.weight.bf16().T, out=out)
     x, x_scale = _mxfp8_activations(operands)
     weight, weight_scale = operands.weight.data, operands.weight.scale
     if weight_scale is None:
@@ -60,16 +61,19 @@ def library_gemm(operands: Operands, gemm: Gemm) -> torch.Tensor:
     if gemm is Gemm.FLASHINFER:
         from flashinfer import mm_mxfp8
 
-        product: torch.Tensor = mm_mxfp8(x, weight.T, x_scale, weight_scale, out_dtype=torch.bfloat16)
+        product: torch.Tensor = mm_mxfp8(
+            x, weight.T, x_scale, weight_scale, out=out, out_dtype=torch.bfloat16
+        )
         return product
     if gemm is Gemm.SCALED_MM:
-        return torch._scaled_mm(
+        product = torch._scaled_mm(
             x,
             weight.T,
             scale_a=x_scale.view(torch.float8_e8m0fnu),
             scale_b=weight_scale.view(torch.float8_e8m0fnu),
             out_dtype=torch.bfloat16,
         )
+        return product if out is None else out.copy_(product)
     raise UnsupportedError(f"{gemm.value} is no library GEMM")
 
 

@@ -39,12 +39,12 @@ from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, align_up, ceil_div, shard_length
 
 from dsv4_gemm_rs._version import __version__
-from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
+from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
 from dsv4_gemm_rs.environment import default_deadline, requested_path
 from dsv4_gemm_rs.kernels.launch import warm_up
 from dsv4_gemm_rs.schedule import LARGEST_TILE, SMALLEST_TILE
-from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.weights import PreparedWeight, WeightKind
 
 logger = logging.getLogger("dsv4_gemm_rs")
 
@@ -249,6 +249,24 @@ class Workspace:
             plan = plan_launch(m, n, k, self.world_size, self.machine.multiprocessors)
             self._plans[m, n, k] = plan
         return plan
+
+    def warm_up(self, weight: PreparedWeight) -> None:
+        """Make ready what calls with `weight` need beyond the workspace's own kernels; collective.
+
+        To be called before the first call and before any graph capture: a first use loads code, which may
+        wait for the GPU, and so must not happen while a kernel waits for a peer.
+
+        Raises:
+            GroupError: Some rank could not; the same text on every rank.
+        """
+        decision = self.decide(Problem(1, weight.n, weight.k, weight.kind))
+        agree(self.communicator, "warming up", lambda: self._prepare(weight, decision))
+
+    def _prepare(self, weight: PreparedWeight, decision: Decision) -> None:
+        if decision.gemm in (Gemm.BF16, Gemm.FUSED_SM90):
+            weight.bf16()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def check(self) -> None:
         """Raise what ended an earlier call, if anything did; after CUDA graph replays this is where it shows.

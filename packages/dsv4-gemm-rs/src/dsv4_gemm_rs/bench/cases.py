@@ -3,7 +3,9 @@
 
 `gemm-then-reduce-scatter` is the alternative that a fused kernel is compared with; `fused` is the kernel
 where there is one, also where it would not be chosen; `dispatched` is what a user gets, and `unfused-call`
-what the unfused path would give. The bare quantiser, GEMM and collective stand beside them in the same run.
+what the unfused path would give. The bare quantiser, the library's GEMM, the fused kernel without its
+exchange (`gemm-ours`, on the same share of the multiprocessors) and the bare collective stand beside them in
+the same run.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import torch
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.communicator import Communicator
 from dsv4_symm_mem.errors import UnsupportedError
+from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import shard_length
 
 from dsv4_gemm_rs.api import gemm_rs
 from dsv4_gemm_rs.bench.timing import Group, Phase
 from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
 from dsv4_gemm_rs.fused import launch_fused
+from dsv4_gemm_rs.kernels.launch import launch
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.problems import random_operands
 from dsv4_gemm_rs.quantize import quantize_mxfp8
@@ -103,6 +107,12 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         setup = setups[rank.rank]
         run_unfused(setup.operands[which], setup.workspaces[which], unfused, setup.outs[which])
 
+    def bare(rank: Communicator, which: int) -> None:
+        setup = setups[rank.rank]
+        plan = setup.workspaces[which].plan(problem.m, problem.n, problem.k)
+        weight = setup.operands[which].weight.bf16()
+        launch(plan, setup.quantised[which], weight, alone[rank.rank], setup.partials[which])
+
     def fused(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
         weight = setup.operands[which].weight.bf16()
@@ -123,7 +133,10 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         yield case("reduce-scatter", unfused, Phase(exchange))
     yield case("gemm-then-reduce-scatter", unfused, Phase(gemm, serial=True), Phase(exchange))
     with suppress(UnsupportedError):
-        yield case("fused", decide(machine, problem, Path.FUSED), Phase(fused))
+        decision = decide(machine, problem, Path.FUSED)
+        alone = {rank: LaunchExchange.scratch(setup.outs[0].device) for rank, setup in setups.items()}
+        yield case("gemm-ours", decision, Phase(bare))
+        yield case("fused", decision, Phase(fused))
     if machine.arch is None:
         yield case("unfused-call", unfused, Phase(both))
     else:

@@ -138,6 +138,8 @@ def decide(machine: Machine, problem: Problem, requested: Path | None = None) ->
     preferred = [Path.FUSED, Path.UNFUSED, Path.HOST]
     if machine.arch is None:
         preferred = [Path.FUSED, Path.HOST, Path.UNFUSED]
+    if machine.world_size == 1 and not obstacles[Path.FUSED]:
+        obstacles[Path.FUSED] = "one rank has nothing to exchange, and the library's GEMM alone is faster"
     rejected: list[Rejection] = []
     for path in preferred:
         if not obstacles[path]:
@@ -151,7 +153,7 @@ def _fused_obstacle(machine: Machine, problem: Problem) -> str:
         return "fused kernels need a GPU"
     if machine.arch not in machine.fused_archs:
         return f"this version has no fused kernel for sm_{machine.arch}"
-    if machine.world_size > 1 and not machine.symmetric:
+    if not machine.symmetric:
         return "symmetric memory could not be mapped"
     return ""
 
