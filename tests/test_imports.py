@@ -36,7 +36,8 @@ for module in sys.argv[1:]:
 def is_device_code(module: str) -> bool:
     """Whether the module is written in the DSL, and so may import it."""
     parts = module.split(".")
-    return {"device", "kernels"} & set(parts[1:]) != set() or parts[1:] == ["quantize", "kernel"]
+    names_a_kernel = parts[-1] == "kernel" or parts[-1].endswith("_kernel")
+    return names_a_kernel or bool({"device", "kernels"} & set(parts[1:]))
 
 
 def run(program: str, *arguments: str) -> str:

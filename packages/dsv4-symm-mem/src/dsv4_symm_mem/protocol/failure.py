@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerAbortError, PeerTimeoutError
-from dsv4_symm_mem.protocol.words import Abort, AbortKind
+from dsv4_symm_mem.protocol.words import Abort, AbortKind, wait_level
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,18 @@ class Diagnosis:
     seen: int
     wanted: int
     polls: int
+
+
+def own_diagnosis(words: Sequence[int], abort: Abort, token_index: int) -> Diagnosis | None:
+    """The diagnosis line's `words` (see `layout.DIAGNOSIS_WORDS`) if they belong to `abort`, else None.
+
+    None also where two CTAs that gave up at once have written over each other.
+    """
+    word, *values = words
+    diagnosis = Diagnosis(*values)
+    level = wait_level(diagnosis.tile, token_index)
+    fits = (word, diagnosis.source, level) == (abort.encode(), abort.blamed, abort.level)
+    return diagnosis if fits else None
 
 
 def describe(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dsv4_symm_mem.arena import SymmetricTensor
-from dsv4_symm_mem.protocol.failure import Diagnosis, describe
+from dsv4_symm_mem.protocol.failure import describe, own_diagnosis
 from dsv4_symm_mem.protocol.layout import (
     ABORT_OFFSET,
     BF16_BYTES,
@@ -111,9 +111,9 @@ class HostExchange:
         """
         abort = self.abort
         if abort is not None:
-            words = self.words[self.rank]
-            word, *values = (words.load(DIAGNOSIS_OFFSET + i * WORD_BYTES) for i in range(DIAGNOSIS_WORDS))
-            diagnosis = Diagnosis(*values) if word == abort.encode() else None
+            offsets = (DIAGNOSIS_OFFSET + i * WORD_BYTES for i in range(DIAGNOSIS_WORDS))
+            words = [self.words[self.rank].load(offset) for offset in offsets]
+            diagnosis = own_diagnosis(words, abort, self.layout.token_index)
             raise describe(self.rank, abort, diagnosis, self.layout.token_index, self.deadline)
 
     def begin(self, signature: int) -> HostCall:

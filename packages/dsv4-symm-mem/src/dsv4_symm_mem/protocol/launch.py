@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from dsv4_symm_mem.arena import SymmetricTensor
-from dsv4_symm_mem.protocol.failure import Diagnosis, describe
+from dsv4_symm_mem.protocol.failure import describe, own_diagnosis
 from dsv4_symm_mem.protocol.layout import (
     ABORT_OFFSET,
     CONTROL_BYTES,
@@ -79,8 +79,8 @@ class LaunchExchange:
         with torch.cuda.stream(torch.cuda.Stream(self._control.device)):
             control = self._control.cpu()
         first = DIAGNOSIS_OFFSET // WORD_BYTES
-        word, *values = control[first : first + DIAGNOSIS_WORDS].tolist()
+        words = control[first : first + DIAGNOSIS_WORDS].tolist()
         abort = Abort.decode(int(control[ABORT_OFFSET // WORD_BYTES]))
         if abort is not None:
-            diagnosis = Diagnosis(*values) if word == abort.encode() else None
+            diagnosis = own_diagnosis(words, abort, self.layout.token_index)
             raise describe(self.rank, abort, diagnosis, self.layout.token_index, self.deadline)
