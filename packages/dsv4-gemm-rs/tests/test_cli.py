@@ -54,6 +54,31 @@ def test_a_request_that_cannot_be_met_is_exit_code_2(capsys: pytest.CaptureFixtu
     assert "--samples: got 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["demo", "--tokens", "-1"], "--tokens: got -1"),
+        (["demo", "--k", "0"], "--k: got 0"),
+        (["demo", "--k", "96"], "K a positive multiple of 128"),
+        (["bench", "--n", "-64"], "--n: got -64"),
+        (["bench", "--output", "/proc/nowhere/x.json"], "--output: got '/proc/nowhere/x.json'"),
+    ],
+)
+def test_bad_options_are_named_before_any_work(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--device", "cpu"]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x"])
+def test_a_device_that_is_none_is_a_usage_error(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", "--device", device])
+    assert caught.value.code == 2
+    assert "is no device" in capsys.readouterr().err
+
+
 def test_the_doctor_describes_and_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "2", "--device", "cpu"]) == 0
     text = capsys.readouterr().out

@@ -54,6 +54,8 @@ def gemm_rs(
         data, scale = x
     else:
         raise ArgumentError("x", type(x).__name__, "a tensor, an Mxfp8, or a pair of tensors")
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise ArgumentError("out", type(out).__name__, "a tensor or None")
     if out is None:
         result: torch.Tensor = gemm_rs_op(
             data, scale, weight.data, weight.scale, workspace.order, workspace.handle, weight.handle

@@ -12,6 +12,8 @@ from dsv4_gemm_rs.dispatch import Path
 PATH_VARIABLE = "DSV4_GEMM_RS_PATH"
 DEADLINE_VARIABLE = "DSV4_GEMM_RS_DEADLINE"
 DEFAULT_DEADLINE = 30.0
+MAX_DEADLINE = 1e9
+"""Longest deadline in seconds: in nanoseconds it fits 64 bits on top of any clock."""
 
 
 def requested_path() -> Path | None:
@@ -42,6 +44,6 @@ def default_deadline() -> float:
         seconds = float(value)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ArgumentError(DEADLINE_VARIABLE, value, "a number of seconds, 0 for no deadline")
+    if not 0 <= seconds <= MAX_DEADLINE:
+        raise ArgumentError(DEADLINE_VARIABLE, value, f"seconds from 0 (none) to {MAX_DEADLINE:g}")
     return seconds

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fused path: quantise the activations, then one kernel that multiplies, exchanges and adds.
 
-Contract: a call only enqueues work on the current stream: no allocation beyond the quantised activations,
-no synchronisation, nothing compiled. The weight's BF16 copy, which SM90 multiplies, is made at the first call
-or by `PreparedWeight.bf16`, outside any graph capture.
+Contract: a call only enqueues work on the current stream: no allocation beyond the activations as BF16, no
+synchronisation, nothing compiled. BF16 activations take one kernel to be quantised and written back; those
+that arrive quantised are dequantised by PyTorch, in several passes. The weight's BF16 copy, which SM90
+multiplies, is made when the weight is prepared.
 """
 
 from __future__ import annotations

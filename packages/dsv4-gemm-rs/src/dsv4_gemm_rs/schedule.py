@@ -42,12 +42,6 @@ from dsv4_symm_mem.protocol.tiles import Tile, TileGrid, TileShape
 DEFAULT_LAG = 1
 
 
-SMALLEST_TILE = TileShape(64, 64)
-"""No kernel uses a smaller tile, so it bounds the number of flags."""
-LARGEST_TILE = TileShape(256, 320)
-"""No kernel uses a larger tile, so it bounds the padding of a slot."""
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a position lies: `row` counts position rows of the owner's shard, `column` column tiles."""
@@ -173,8 +167,6 @@ class Schedule:
 
 __all__ = [
     "DEFAULT_LAG",
-    "LARGEST_TILE",
-    "SMALLEST_TILE",
     "Place",
     "Schedule",
     "Tile",

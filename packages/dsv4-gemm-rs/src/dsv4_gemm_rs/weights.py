@@ -6,8 +6,8 @@ BF16 copy) remembers its source's storage and version counter; a source that was
 place or moved since then is noticed at the next use and refused with `StaleWeightError`, never silently
 stale. Preparing again is cheap where nothing is derived.
 
-Limit: torch counts in-place writes per tensor, so a write through another tensor that shares the storage
-without being a view of it (a raw pointer, a peer process) is not seen; call `refresh()` after one.
+Limit: torch counts in-place writes per tensor, and not those through `.data`, in inference mode, by a raw
+pointer or from another process. A loader that writes that way must be followed by `refresh()`.
 """
 
 from __future__ import annotations
@@ -146,8 +146,7 @@ class PreparedWeight:
         """The weight as BF16 [N, K], exact where BF16 can hold it; made at first use and kept.
 
         An E4M3 value times a power of two has 4 significant bits, so BF16 holds it exactly unless the product
-        leaves BF16's exponent range. `prepare_weight` refuses scales outside the exact range [3, 246] for
-        blocks that need them when a BF16 copy is asked for.
+        leaves BF16's exponent range. `prepare_weight` makes it at once on GPUs without block-scaled MMA.
 
         Raises:
             ArgumentError: A block's scale lies where BF16 cannot hold its values exactly.
@@ -210,7 +209,8 @@ def prepare_weight(
         activation: What happens to BF16 activations; see `Activation`.
 
     Raises:
-        ArgumentError: Wrong dtype, shape, stride, device, multiple or scale; a NaN scale (byte 255).
+        ArgumentError: Wrong dtype, shape, stride, device, multiple or scale; a NaN scale (byte 255); on a GPU
+            without block-scaled MMA, a block that BF16 cannot hold exactly.
     """
     try:
         activation = Activation(activation)
@@ -237,12 +237,18 @@ def prepare_weight(
         return PreparedWeight(kind, activation, weight, None, None)
     if scale is None:
         raise ArgumentError("scale", None, "E8M0 scale factors for an MXFP8 weight")
+    if not isinstance(scale, torch.Tensor):
+        raise ArgumentError("scale", type(scale).__name__, "a tensor")
     if scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         raise ArgumentError("scale", scale.dtype, "uint8 or float8_e8m0fnu")
     if scale.device != weight.device:
         raise ArgumentError("scale", str(scale.device), f"{weight.device}, the weight's device")
     _check_scale_values(scale)
-    return PreparedWeight(kind, activation, weight, _swizzled(scale, n, k), scale)
+    prepared = PreparedWeight(kind, activation, weight, _swizzled(scale, n, k), scale)
+    if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device)[0] < 10:
+        # Every path multiplies BF16 there. A block that it cannot hold is refused now, while no peer waits.
+        prepared.bf16()
+    return prepared
 
 
 def _check_scale_values(scale: torch.Tensor) -> None:

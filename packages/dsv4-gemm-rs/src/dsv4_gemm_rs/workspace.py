@@ -24,8 +24,9 @@ from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
-from dsv4_symm_mem.arena import SymmetricArena
+from dsv4_symm_mem.arena import SymmetricArena, SymmetricTensor
 from dsv4_symm_mem.backends import VirtualRank
+from dsv4_symm_mem.collectives.reduce_scatter import HOST_TILE
 from dsv4_symm_mem.communicator import (
     Communicator,
     ProcessGroupCommunicator,
@@ -33,21 +34,32 @@ from dsv4_symm_mem.communicator import (
     communicator_of,
     require_equal,
 )
-from dsv4_symm_mem.errors import ArgumentError, ClosedError, GroupError, MismatchError, UnsupportedError
+from dsv4_symm_mem.errors import (
+    ArgumentError,
+    ClosedError,
+    ExchangeError,
+    GroupError,
+    MismatchError,
+    UnsupportedError,
+)
 from dsv4_symm_mem.protocol.host import HostExchange
 from dsv4_symm_mem.protocol.launch import LaunchExchange
-from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, align_up, ceil_div, shard_length
+from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout
+from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
-from dsv4_gemm_rs.environment import default_deadline, requested_path
+from dsv4_gemm_rs.environment import MAX_DEADLINE, default_deadline, requested_path
 from dsv4_gemm_rs.kernels.launch import warm_up
-from dsv4_gemm_rs.schedule import LARGEST_TILE, SMALLEST_TILE
+from dsv4_gemm_rs.kernels.sm90.config import FAMILY
+from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.weights import PreparedWeight, WeightKind
 
 logger = logging.getLogger("dsv4_gemm_rs")
 
+MAX_EXTENT = 1 << 24
+"""Largest max_tokens and n: tile counts and row numbers then fit 32 bits in every kernel."""
 FUSED_ARCHS = frozenset({90})
 """Architectures with kernels in this version."""
 
@@ -56,14 +68,15 @@ _workspaces: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDict
 
 
 def exchange_layout(world_size: int, max_tokens: int, n: int) -> ExchangeLayout:
-    """The exchange block that holds any call of at most `max_tokens` rows and `n` columns, in any tile shape.
+    """The exchange block that holds any call of at most `max_tokens` rows and `n` columns.
 
-    Two banks of P-1 slots, each one shard of BF16 rounded up to the largest tile in both directions, and one
-    flag per smallest tile: 2·S·(P-1)/P bytes for S = 2·max_tokens·n, and a little.
+    Two banks of P-1 slots: 2·S·(P-1)/P bytes for S = 2·max_tokens·n, where every shard is rounded up to whole
+    tiles of whichever shape takes most. For few tokens that rounding (to at least 128 rows) dominates.
     """
-    rows = shard_length(max_tokens, world_size)
-    slot = align_up(rows, LARGEST_TILE.m) * align_up(n, LARGEST_TILE.n) * BF16_BYTES
-    tiles = ceil_div(rows, SMALLEST_TILE.m) * ceil_div(n, SMALLEST_TILE.n)
+    shapes = [HOST_TILE, *(TileShape(config.tile_m, config.tile_n) for config in FAMILY)]
+    grids = [TileGrid(max_tokens, n, world_size, shape) for shape in shapes]
+    tiles = max(grid.owned_tiles(0) for grid in grids)
+    slot = max(grid.owned_tiles(0) * grid.tile_elements for grid in grids) * BF16_BYTES
     return ExchangeLayout(world_size, tiles, slot if world_size > 1 else 0)
 
 
@@ -105,6 +118,7 @@ class Workspace:
         n: int,
         deadline: float,
         arena: SymmetricArena | None,
+        block: SymmetricTensor | None,
     ) -> None:
         self.communicator = communicator
         self.machine = machine
@@ -120,10 +134,8 @@ class Workspace:
         self._busy = threading.Lock()
         self._decisions: dict[Problem, Decision] = {}
         self._plans: dict[tuple[int, int, int], LaunchPlan] = {}
-        if arena is not None:
+        if block is not None:
             layout = exchange_layout(communicator.size, max_tokens, n)
-            block = arena.allocate((layout.total_bytes,), torch.uint8, "exchange block")
-            arena.verify()
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
             if machine.arch in machine.fused_archs:
                 self.launches = LaunchExchange(layout, block, communicator.rank, deadline)
@@ -164,21 +176,23 @@ class Workspace:
             UnsupportedError: The requested path cannot be had by this group; on every rank.
         """
         for name, value in (("max_tokens", max_tokens), ("n", n)):
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(name, value, "an integer of at least 1")
+            if not isinstance(value, int) or not 1 <= value <= MAX_EXTENT:
+                raise ArgumentError(name, value, f"an integer from 1 to {MAX_EXTENT}")
         if not isinstance(sm_margin, int) or sm_margin < 0:
             raise ArgumentError("sm_margin", sm_margin, "a number of SMs, 0 or more")
-        if deadline is None:
-            deadline = default_deadline()
-        if not 0 <= deadline < float("inf"):
-            raise ArgumentError("deadline", deadline, "a number of seconds, 0 for no deadline")
+        if deadline is not None and not _is_deadline(deadline):
+            raise ArgumentError("deadline", deadline, f"seconds from 0 (none) to {MAX_DEADLINE:g}")
         try:
-            requested = requested_path() if path is None else None if path == "auto" else Path(path)
-        except ValueError as error:
-            if isinstance(error, ArgumentError):
-                raise
+            given = None if path is None or path == "auto" else Path(path)
+        except ValueError:
             raise ArgumentError("path", path, f"auto or one of {[p.value for p in Path]}") from None
         communicator = communicator_of(group, device)
+        # Ranks may differ in their environment, so what it says is read where all hear of a failure.
+        switches = agree(
+            communicator, "reading the environment", lambda: (requested_path(), default_deadline())
+        )
+        requested = given if path is not None else switches[0]
+        deadline = switches[1] if deadline is None else float(deadline)
         require_equal(
             communicator,
             "creating a workspace",
@@ -193,18 +207,25 @@ class Workspace:
                 "arch": _arch(communicator.device),
             },
         )
-        arena, obstacle = _create_arena(communicator, max_tokens, n, backend)
-        machine = _machine(communicator, arena, sm_margin)
-        if machine.symmetric and machine.arch in machine.fused_archs:
-            agree(communicator, "preparing the kernels", lambda: warm_up(communicator.device))
-        workspace = cls(communicator, machine, requested, max_tokens, n, deadline, arena)
+        arena, block, obstacle = _create_arena(communicator, max_tokens, n, backend)
         try:
+            machine = _machine(communicator, arena, sm_margin)
+            # Equal facts on all ranks, so all raise or none does.
             if requested is not None:
-                # Equal facts on all ranks, so all raise or none does.
-                workspace.decide(Problem(0, n, 0, WeightKind.MXFP8))
-        except UnsupportedError as error:
-            workspace.close()
-            raise UnsupportedError(f"{error} ({obstacle})" if obstacle else str(error)) from None
+                decide(machine, Problem(0, n, 0, WeightKind.MXFP8), requested)
+
+            def set_up() -> Workspace:
+                if machine.symmetric and machine.arch in machine.fused_archs:
+                    warm_up(communicator.device)
+                return cls(communicator, machine, requested, max_tokens, n, deadline, arena, block)
+
+            workspace = agree(communicator, "setting up a workspace", set_up)
+        except BaseException as error:
+            if arena is not None:
+                arena.close(wait=False)
+            if isinstance(error, UnsupportedError) and obstacle:
+                raise UnsupportedError(f"{error} ({obstacle})") from None
+            raise
         if obstacle and communicator.rank == 0:
             logger.warning("no symmetric memory, exchanging through the process group instead: %s", obstacle)
         return workspace
@@ -247,6 +268,8 @@ class Workspace:
         plan = self._plans.get((m, n, k))
         if plan is None:
             plan = plan_launch(m, n, k, self.world_size, self.machine.multiprocessors)
+            if self.exchange is not None:
+                TileGrid(m, n, self.world_size, plan.shape).require_fits(self.exchange.layout)
             self._plans[m, n, k] = plan
         return plan
 
@@ -263,8 +286,22 @@ class Workspace:
         agree(self.communicator, "warming up", lambda: self._prepare(weight, decision))
 
     def _prepare(self, weight: PreparedWeight, decision: Decision) -> None:
-        if decision.gemm in (Gemm.BF16, Gemm.FUSED_SM90):
-            weight.bf16()
+        from dsv4_gemm_rs.operands import Operands
+        from dsv4_gemm_rs.unfused import activations_bf16, library_gemm
+
+        self.check()
+        weight.check()
+        x = torch.zeros(1, weight.k, dtype=torch.bfloat16, device=self.device)
+        given = [Operands(x, None, weight, 1)]
+        if weight.kind is WeightKind.MXFP8:
+            quantised = quantize_mxfp8(x)
+            given.append(Operands(quantised.data, quantised.scale, weight, 1))
+        for operands in given:
+            if decision.path is Path.UNFUSED:
+                library_gemm(operands, decision.gemm)
+            elif decision.gemm is Gemm.FUSED_SM90:
+                activations_bf16(operands)
+                weight.bf16()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -282,7 +319,7 @@ class Workspace:
             raise ClosedError("this workspace was closed")
         if self.launches is not None:
             self.launches.check()
-        elif self.exchange is not None:
+        if self.exchange is not None and (self.device.type == "cpu" or self.exchange.ended):
             self.exchange.check()
 
     @contextmanager
@@ -310,16 +347,22 @@ class Workspace:
         if self._closed:
             return
         self._closed = True
-        self.exchange = self.launches = None
-        if self._arena is not None:
-            self._arena.close(wait=wait)
+        try:
+            if self.device.type == "cuda":
+                # A kernel may still be using the exchange's memory; deadlines bound the wait.
+                torch.cuda.synchronize(self.device)
+            if self._arena is not None:
+                self._arena.close(wait=wait)
+        finally:
+            self.exchange = self.launches = None
 
     def __enter__(self) -> Workspace:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        # After an error on this rank the others may never reach the meeting point.
-        self.close(wait=error_type is None)
+        # All ranks of a failed call leave with an ExchangeError, and a dead one never comes. After an error
+        # of this rank's own, the others may be waiting for it in their close.
+        self.close(wait=error_type is None or not issubclass(error_type, ExchangeError))
 
 
 def workspace_of(handle: str) -> Workspace:
@@ -336,17 +379,20 @@ def workspace_of(handle: str) -> Workspace:
 
 def _create_arena(
     communicator: Communicator, max_tokens: int, n: int, backend: str
-) -> tuple[SymmetricArena | None, str]:
+) -> tuple[SymmetricArena | None, SymmetricTensor | None, str]:
     nbytes = exchange_layout(communicator.size, max_tokens, n).total_bytes
     try:
-        return SymmetricArena.create(communicator, nbytes, backend=backend), ""
+        arena = SymmetricArena.create(communicator, nbytes, backend=backend)
     except MismatchError:
         raise
     except GroupError as error:
         # The same on every rank, so all of them go on without symmetric memory or all raise.
         if not isinstance(communicator, ProcessGroupCommunicator):
             raise
-        return None, str(error)
+        return None, None, str(error)
+    block = arena.allocate((nbytes,), torch.uint8, "exchange block")
+    arena.verify()
+    return arena, block, ""
 
 
 def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin: int) -> Machine:
@@ -356,6 +402,9 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin
         "multiprocessors": _multiprocessors(communicator, sm_margin),
     }
     everyone = communicator.all_gather(mine)
+    multiprocessors = min(facts["multiprocessors"] for facts in everyone)
+    if communicator.device.type == "cuda" and multiprocessors < 1:
+        raise UnsupportedError(f"{communicator.size} ranks and sm_margin={sm_margin} leave a rank no SM")
     return Machine(
         arch=_arch(communicator.device),
         world_size=communicator.size,
@@ -363,7 +412,7 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin
         symmetric=arena is not None,
         process_group=isinstance(communicator, ProcessGroupCommunicator),
         flashinfer=all(facts["flashinfer"] for facts in everyone),
-        multiprocessors=min(facts["multiprocessors"] for facts in everyone),
+        multiprocessors=multiprocessors,
         fused_archs=FUSED_ARCHS,
     )
 
@@ -374,6 +423,10 @@ def _multiprocessors(communicator: Communicator, sm_margin: int) -> int:
         return 0
     count = torch.cuda.get_device_properties(communicator.device).multi_processor_count - sm_margin
     return count // communicator.size if isinstance(communicator, VirtualRank) else count
+
+
+def _is_deadline(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= MAX_DEADLINE
 
 
 def _arch(device: torch.device) -> int | None:

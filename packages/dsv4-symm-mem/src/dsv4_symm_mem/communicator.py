@@ -61,6 +61,8 @@ class ProcessGroupCommunicator:
         self.rank = rank
         self.size = dist.get_world_size(group)
         self.device = torch.device(device) if device is not None else _default_device(group)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     def all_gather(self, value: T) -> list[T]:
         """Every rank's picklable `value`, in rank order."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels of this process: made once, shared by every workspace, rank and thread.
 
-A kernel takes integers only (addresses, sizes, and the stream last), so the compiled function is called
+A kernel takes integers only (addresses and sizes) and a stream, so the compiled function is called
 without wrapping a tensor. The DSL is imported when the first kernel is asked for.
 
 Trap: the first launch of a kernel loads its module, which may wait for the device; a kernel that spins for a
@@ -13,10 +13,19 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Protocol
 
-Kernel = Callable[..., None]
-"""A compiled host function over integers, the last of them the CUDA stream's handle."""
+import torch
+
+
+class Kernel(Protocol):
+    """A compiled host function over integers; launches on `stream` and its device."""
+
+    def __call__(self, *arguments: int, stream: torch.cuda.Stream) -> None:
+        """Enqueue the kernel."""
+        ...
+
 
 _lock = threading.Lock()
 _kernels: dict[Hashable, Kernel] = {}
@@ -40,7 +49,13 @@ def compiled(key: Hashable, build: Callable[[], Any]) -> Kernel:
 
 
 def _with_stream(function: Any) -> Kernel:
-    def call(*arguments: int) -> None:
-        function(*arguments[:-1], ctypes.c_void_p(arguments[-1]))
+    def call(*arguments: int, stream: torch.cuda.Stream) -> None:
+        # The stream belongs to a device, and a launch goes to the current one.
+        with (
+            nullcontext()
+            if stream.device_index == torch.cuda.current_device()
+            else torch.cuda.device(stream.device)
+        ):
+            function(*arguments, ctypes.c_void_p(stream.cuda_stream))
 
     return call

@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path as FilePath
 from typing import Any
 
-import torch
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
 
 from dsv4_gemm_rs.bench.plot import plot
 from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.bench.run import run_benchmark
-from dsv4_gemm_rs.cli.groups import command_group, default_device
+from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
 from dsv4_gemm_rs.dispatch import Path
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.weights import WeightKind
@@ -42,25 +42,35 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
     parser.add_argument("--path", type=Path, choices=list(Path), default=None, help="default: the best one")
     parser.add_argument(
-        "--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu"
+        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report; returns 0, since a missed target is a result and not a failure of the program."""
-    for name in ("workspaces", "samples"):
-        if getattr(options, name) < 1:
-            raise ArgumentError(f"--{name}", getattr(options, name), "at least 1")
-    if min(options.tokens) < 1:
-        raise ArgumentError("--tokens", min(options.tokens), "at least 1")
+    require_positive(
+        workspaces=options.workspaces,
+        samples=options.samples,
+        tokens=min(options.tokens),
+        n=options.n,
+        k=options.k,
+    )
+    # An output that cannot be written is found out now, not after all measuring.
+    try:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(options.output.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ArgumentError("--output", str(options.output), "a file in a folder that can be written")
     with command_group(options.ranks, options.device or default_device()) as group:
         first = isinstance(group, VirtualGroup) or group.rank == 0
         report = run_benchmark(
             group,
             tokens=options.tokens,
             n=options.n,
-            k=options.k or default_k(group.size),
+            k=default_k(group.size) if options.k is None else options.k,
             kind=options.kind,
             workspaces=options.workspaces,
             samples=options.samples,

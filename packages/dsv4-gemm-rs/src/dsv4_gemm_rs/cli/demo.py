@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from dsv4_symm_mem.backends import VirtualGroup, VirtualRank
+from dsv4_symm_mem.errors import ArgumentError
 
 from dsv4_gemm_rs.api import gemm_rs
 from dsv4_gemm_rs.bench.run import wire_bytes
-from dsv4_gemm_rs.cli.groups import default_device
+from dsv4_gemm_rs.cli.groups import default_device, device_option, require_positive
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, RankProblem, default_k, random_problem
 from dsv4_gemm_rs.reference import allowed_error, gemm_reduce_scatter, rounded, worst_error
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
     parser.add_argument("--path", choices=["auto", *Path], default=None, help="default: the best one")
     parser.add_argument(
-        "--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu"
+        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -43,10 +44,13 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; returns 0 when the result is within tolerance, else 1."""
+    require_positive(n=options.n, k=options.k)
+    if options.tokens < 0:
+        raise ArgumentError("--tokens", options.tokens, "0 or more")
     device = options.device or default_device()
     ranks, m, n = options.ranks, options.tokens, options.n
     group = VirtualGroup(ranks, device)
-    k = options.k or default_k(ranks)
+    k = default_k(ranks) if options.k is None else options.k
     _say(
         options,
         f"{ranks} virtual ranks on {group.device}: {options.kind.value} GEMM [{m}, {k}] x [{n}, {k}] each",

@@ -7,12 +7,11 @@ import argparse
 import json
 from typing import Any
 
-import torch
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.probe import SWITCHES, GroupProbe, probe
 
 from dsv4_gemm_rs._version import __version__
-from dsv4_gemm_rs.cli.groups import command_group, default_device
+from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option
 from dsv4_gemm_rs.dispatch import Problem
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.weights import WeightKind
@@ -30,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
     )
     parser.add_argument(
-        "--device", type=torch.device, default=None, help="default: cuda if there is one, else cpu"
+        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,34 @@ import torch
 import torch.distributed as dist
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.communicator import Communicator, ProcessGroupCommunicator
+from dsv4_symm_mem.errors import ArgumentError
 
 
 def under_torchrun() -> bool:
     """Whether this process was started by torchrun."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+
+
+def device_option(text: str) -> torch.device:
+    """A device named on the command line; argparse reports what is wrong with it."""
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no device ({error})") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("there is no CUDA device")
+    return device
+
+
+def require_positive(**numbers: int | None) -> None:
+    """Check options that must be at least 1 where they are given.
+
+    Raises:
+        ArgumentError: One is not; names the option.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ArgumentError(f"--{name}", number, "at least 1")
 
 
 def default_device() -> torch.device:

@@ -30,7 +30,8 @@ def warm_up(device: torch.device) -> None:
     """
     with _warming:
         if device not in _warm:
-            _load_all(device)
+            with torch.cuda.device(device):
+                _load_all(device)
             _warm.add(device)
 
 
@@ -65,7 +66,8 @@ def launch(
     m, k = x.shape
     gemm_reduce_scatter_kernel(plan.config)(
         x.data_ptr(),
-        x.stride(0),
+        # A single row may have any stride, which the tensor map would still be encoded with.
+        x.stride(0) if m > 1 else k,
         weight.data_ptr(),
         weight.stride(0),
         out.data_ptr(),
@@ -77,5 +79,5 @@ def launch(
         plan.group_rows,
         plan.lag,
         plan.grid,
-        torch.cuda.current_stream(out.device).cuda_stream,
+        stream=torch.cuda.current_stream(out.device),
     )

@@ -9,8 +9,10 @@ import torch
 
 from dsv4_symm_mem.collectives.operands import check_operands
 from dsv4_symm_mem.compiled import Kernel, compiled
+from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.protocol.launch import LaunchExchange
-from dsv4_symm_mem.protocol.tiles import TileShape
+from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS
+from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 
 
 def reduce_scatter_kernel(dtype: torch.dtype) -> Kernel:
@@ -50,21 +52,29 @@ def reduce_scatter_cuda(
         grid: CTAs, all resident at once.
 
     Raises:
-        ArgumentError: Wrong dtype, shape or device; before anything is launched.
+        ArgumentError: Wrong dtype, shape, stride or device, or a shard larger than the slots; before anything
+            is launched.
     """
     check_operands(partial, out, launches.layout.world_size)
+    m, n = partial.shape
+    if n % BLOCK_COLUMNS or (m > 0 and (partial.stride(1) != 1 or partial.stride(0) * partial.itemsize % 16)):
+        layout = (tuple(partial.shape), partial.stride())
+        raise ArgumentError(
+            "partial", layout, f"N a multiple of {BLOCK_COLUMNS}, rows 16-byte multiples apart"
+        )
+    TileGrid(m, n, launches.layout.world_size, shape).require_fits(launches.layout)
     reduce_scatter_kernel(partial.dtype)(
         partial.data_ptr(),
         partial.stride(0),
         out.data_ptr(),
         out.stride(0),
-        partial.shape[0],
-        partial.shape[1],
+        m,
+        n,
         shape.m,
         shape.n,
         *launches.arguments(signature),
         group_rows,
         lag,
         grid,
-        torch.cuda.current_stream(out.device).cuda_stream,
+        stream=torch.cuda.current_stream(out.device),
     )

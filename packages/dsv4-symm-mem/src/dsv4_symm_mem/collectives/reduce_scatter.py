@@ -18,6 +18,7 @@ import torch
 from dsv4_symm_mem.collectives.operands import check_operands
 from dsv4_symm_mem.errors import ArgumentError, ExchangeError
 from dsv4_symm_mem.protocol.host import HostCall, HostExchange
+from dsv4_symm_mem.protocol.layout import shard_rows
 from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BLOCK_ROWS, read_tile, write_tile
 from dsv4_symm_mem.protocol.tiles import Tile, TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
@@ -42,12 +43,14 @@ def push_tiles(
         out: BF16 [L, N] with L = ceil(M / P), filled completely; NaN if the call ends with an error.
 
     Raises:
-        ArgumentError: The tile is not made of whole blocks (see `protocol.slots`); before anything is sent.
+        ArgumentError: The tile is not made of whole blocks (see `protocol.slots`), or the shard does not fit
+            into the slots; before anything is sent.
         ExchangeError: A peer failed, is late or runs another call; every rank gets one.
         Exception: What `partial` raised; peers get a `PeerAbortError` that blames this rank.
     """
     if grid.shape.m % BLOCK_ROWS or grid.shape.n % BLOCK_COLUMNS:
         raise ArgumentError("grid", grid.shape, f"a tile of multiples of {BLOCK_ROWS} by {BLOCK_COLUMNS}")
+    grid.require_fits(exchange.layout)
     rank, world_size = exchange.rank, grid.world_size
     peers = [(rank + distance) % world_size for distance in range(1, world_size)]
     signature = call_signature(Operation.REDUCE_SCATTER, grid.m, grid.n, grid.shape.m, grid.shape.n)
@@ -71,7 +74,7 @@ def push_tiles(
         if not isinstance(error, ExchangeError):
             call.fail()
         raise
-    out[_rows_owned(grid, rank) :].zero_()
+    out[len(shard_rows(grid.m, world_size, rank)) :].zero_()
     call.finish()
 
 
@@ -94,11 +97,6 @@ def reduce_scatter(
     check_operands(partial, out, world_size)
     m, n = partial.shape
     grid = TileGrid(m, n, world_size, shape)
-    needed = max(grid.owned_tiles(owner) for owner in range(world_size)) * grid.tile_elements * 2
-    if world_size > 1 and needed > exchange.layout.slot_bytes:
-        raise ArgumentError(
-            "partial", (m, n), f"a shard of at most {exchange.layout.slot_bytes} bytes in tiles"
-        )
     remote = (exchange.rank + distance for distance in range(1, world_size))
     owners = [*(owner % world_size for owner in remote), exchange.rank]
 
@@ -106,11 +104,6 @@ def reduce_scatter(
         return partial[tile.rows.start : tile.rows.stop, tile.columns.start : tile.columns.stop]
 
     push_tiles(exchange, grid, (tile for owner in owners for tile in grid.tiles(owner)), part, out)
-
-
-def _rows_owned(grid: TileGrid, rank: int) -> int:
-    start = min(rank * grid.shard_length, grid.m)
-    return min(start + grid.shard_length, grid.m) - start
 
 
 def _slot_tile(slot: torch.Tensor, grid: TileGrid, tile: Tile) -> torch.Tensor:

@@ -251,10 +251,10 @@ class ReduceScatter:
             word = Int32(0)
             if is_aborted(exchange):
                 word = Int32(1)
-                if block == 0:
-                    report_abort(exchange)
+                report_abort(exchange)
             cute.arch.store(storage.halted.ptr, word)
-            cute.arch.store(storage.aborted.ptr, Int32(0))
+            # A halted CTA counts as aborted: others may have started before the abort and store tiles yet.
+            cute.arch.store(storage.aborted.ptr, word)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         halted = cute.arch.load(storage.halted.ptr, Int32) != 0

@@ -82,6 +82,7 @@ class HostExchange:
     Attributes:
         blocks: Every rank's block, as this process has it mapped.
         words: The 64-bit words of `blocks`.
+        ended: Whether a call that this object drove was ended.
     """
 
     def __init__(self, layout: ExchangeLayout, block: SymmetricTensor, rank: int, deadline: float) -> None:
@@ -89,6 +90,7 @@ class HostExchange:
         self.rank = rank
         self.deadline = deadline
         self.device = block.local.device
+        self.ended = False
         self.blocks = block.peers
         self.words = tuple(_words_of(peer) for peer in block.peers)
 
@@ -127,6 +129,7 @@ class HostExchange:
         Between processes, reading and storing are two steps, so of two words raised at the same moment the
         smaller may stay on some rank; the call ends on all ranks either way. Kernels use an atomic.
         """
+        self.ended = True
         for words in self.words:
             words.store(ABORT_OFFSET, max(words.load(ABORT_OFFSET), abort.encode()))
 

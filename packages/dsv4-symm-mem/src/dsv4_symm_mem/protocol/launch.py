@@ -9,6 +9,8 @@ stream of its own. It tells what has happened so far; after a `torch.cuda.synchr
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from dsv4_symm_mem.arena import SymmetricTensor
@@ -66,7 +68,8 @@ class LaunchExchange:
 
     def arguments(self, signature: int) -> tuple[int, ...]:
         """The exchange's part of a kernel's arguments, in the order that `device.exchange.Exchange` has."""
-        return (*self._fixed, signature, int(self.deadline * NANOSECONDS))
+        # Rounded up: 0 would mean no deadline.
+        return (*self._fixed, signature, math.ceil(self.deadline * NANOSECONDS))
 
     def check(self) -> None:
         """Raise what ended an earlier call, as far as it has been reported.

@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsv4_symm_mem.protocol.layout import ceil_div, shard_length, shard_rows
+from dsv4_symm_mem.errors import ArgumentError
+from dsv4_symm_mem.protocol.layout import (
+    BF16_BYTES,
+    ExchangeLayout,
+    ceil_div,
+    shard_length,
+    shard_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,18 @@ class TileGrid:
     def owned_tiles(self, owner: int) -> int:
         """Tiles of `owner`'s shard, which is also how many flags each peer raises for it."""
         return self.row_tiles(owner) * self.column_tiles
+
+    def require_fits(self, layout: ExchangeLayout) -> None:
+        """Check that the largest shard, in whole tiles, fits into `layout`'s slots and flags.
+
+        Raises:
+            ArgumentError: It does not; sending it would write past the slot.
+        """
+        tiles = self.owned_tiles(0)
+        held = min(layout.max_tiles, layout.slot_bytes // (self.tile_elements * BF16_BYTES))
+        if layout.world_size > 1 and tiles > held:
+            shape = (self.m, self.n, self.shape.m, self.shape.n)
+            raise ArgumentError("partial", shape, f"a shard of at most {held} tiles of this shape")
 
     def tile(self, owner: int, index: int) -> Tile:
         """Tile `index` of `owner`'s shard."""

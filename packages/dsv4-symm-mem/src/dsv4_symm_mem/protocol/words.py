@@ -6,8 +6,8 @@ has to be reset: it is raised when it equals the current call's signal. 48 bits 
 one call every 10 microseconds; a 32-bit epoch was rejected because a flag that idles for 2**31 calls would
 read as raised. The signature is a digest of what the ranks must agree on (operation, M, N, tile), so a
 peer that runs the same epoch with another shape is told from a peer that is late, at the cost of no
-message. A digest of 16 bits lets one mismatch in 65,536 through to the deadline, never to a wrong result:
-a rank waits for the tiles of its own schedule only.
+message. It is a digest of 16 bits, a guard against mistakes and not a proof: of two different shapes that
+also have the same tiles to exchange, one pair in 65,536 passes unnoticed, and its sums are wrong.
 
 An abort word says why a call was ended and whose fault it is; zero while nothing is wrong. Abort words are
 ordered, and each rank keeps the greatest: certain causes above silence, then the earlier call, then the

@@ -302,10 +302,10 @@ class GemmReduceScatter:
             word = Int32(0)
             if is_aborted(exchange):
                 word = Int32(1)
-                if block == 0:
-                    report_abort(exchange)
+                report_abort(exchange)
             cute.arch.store(halted_word, word)
-            cute.arch.store(aborted_word, Int32(0))
+            # A halted CTA counts as aborted: others may have started before the abort and store tiles yet.
+            cute.arch.store(aborted_word, word)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.cluster > 1):
             cute.arch.cluster_arrive()
