@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -131,6 +131,7 @@ class Workspace:
         self.launches: LaunchExchange | None = None
         self._arena = arena
         self._closed = False
+        self._on_gpu = communicator.device.type == "cuda"
         self._busy = threading.Lock()
         self._decisions: dict[Problem, Decision] = {}
         self._plans: dict[tuple[int, int, int], LaunchPlan] = {}
@@ -324,7 +325,7 @@ class Workspace:
 
     @contextmanager
     def call(self, decision: Decision) -> Iterator[None]:
-        """Account for one call and keep a second thread out of it."""
+        """Account for one call, name it in an NVTX range on GPUs, and keep a second thread out of it."""
         if not self._busy.acquire(blocking=False):
             raise UnsupportedError(
                 "this workspace is in a call on another thread; ranks need one order of calls"
@@ -333,7 +334,8 @@ class Workspace:
             self.counters.calls[decision.path.value] += 1
             for rejection in decision.rejected:
                 self._count_fallback(rejection.path, rejection.reason, decision)
-            yield
+            with torch.cuda.nvtx.range(f"gemm_rs {decision.path.value}") if self._on_gpu else nullcontext():
+                yield
         finally:
             self._busy.release()
 

@@ -36,12 +36,14 @@ def plot(report: Report, path: Path) -> None:
         axes.plot(m, limit, color="black", linestyle="--", linewidth=1, label="physical limit")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    tokens = sorted({row["m"] for row in report.rows})
+    axes.set_xticks(tokens, [str(m) for m in tokens])
     axes.set_xlabel("tokens M")
     axes.set_ylabel("time per call, µs (median; band p10 to p90)")
     machine = report.machine
     shape = report.rows[0] if report.rows else {"n": "?", "k": "?", "kind": "?"}
     axes.set_title(
-        f"{machine['device']}, {machine['ranks']} ranks ({machine['ranks_are']}), "
+        f"{machine['device']}, {machine['ranks']} ranks ({machine['ranks_are']})\n"
         f"N={shape['n']}, K/rank={shape['k']}, {shape['kind']}",
         fontsize=10,
     )
