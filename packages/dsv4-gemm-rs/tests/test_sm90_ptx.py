@@ -16,7 +16,9 @@ from dsv4_symm_mem.testing.ptx import compile_ptx, opcodes, positions_in_order
 OPTIONS = "--enable-tvm-ffi"
 
 
-@pytest.mark.parametrize("config", FAMILY, ids=lambda c: f"{c.tile_m}x{c.tile_n}c{c.cluster}")
+@pytest.mark.parametrize(
+    "config", [*FAMILY, KernelConfig(128, 256, 2)], ids=lambda c: f"{c.tile_m}x{c.tile_n}c{c.cluster}"
+)
 def test_fused_kernel(config: KernelConfig) -> None:
     ptx = compile_ptx(GemmReduceScatter(config), "sm_90a", fused_arguments(), OPTIONS)
     codes = opcodes(ptx)

@@ -116,6 +116,8 @@ class KernelConfig:
         return 40 if self.math_groups == 2 else 0
 
 
+# A cluster of two shares W by multicast. It compiles and is tested, and is not in the family: half of each
+# cluster idles where an owner has an odd number of row tiles, and no gain has been measured that pays for it.
 FAMILY = tuple(
     KernelConfig(tile_m, tile_n, cluster)
     for tile_m, tile_n, cluster in (
