@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).parent / "support" / "lost_process_worker.py"
-DEADLINE = 1.0
+DEADLINE = 2.0
 SIZE = 3
 
 pytestmark = pytest.mark.skipif(

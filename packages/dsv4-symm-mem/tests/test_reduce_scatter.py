@@ -143,7 +143,7 @@ def test_nan_stays_in_its_element() -> None:
 
 
 def test_a_missing_rank_is_blamed_and_nobody_waits_for_ever() -> None:
-    ranks = Ranks(3, deadline=0.3)
+    ranks = Ranks(3, deadline=1.5)
     partials = integers(3, 48, 0)
     outs = [torch.zeros(16, N, dtype=torch.bfloat16) for _ in range(3)]
 
@@ -153,7 +153,7 @@ def test_a_missing_rank_is_blamed_and_nobody_waits_for_ever() -> None:
 
     started = time.monotonic()
     errors = ranks.outcomes(step)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     survivors = [e for e in errors if e is not None]
     assert len(survivors) == 2
     assert errors[1] is None
@@ -172,8 +172,8 @@ def test_a_missing_rank_is_blamed_and_nobody_waits_for_ever() -> None:
 def test_a_rank_that_was_kept_waiting_is_not_blamed_for_the_dead_one() -> None:
     # Rank 2 dies after its first tile for rank 1. Rank 0 waits for it before sending rank 1 its second
     # tile, so rank 1, whose deadline comes first, sees only rank 0's silence.
-    ranks = Ranks(3, deadline=5.0)
-    ranks.exchanges[1].deadline = 0.3
+    ranks = Ranks(3, deadline=10.0)
+    ranks.exchanges[1].deadline = 1.5
     grid = TileGrid(96, 32, 3, TILE)
     tiles = {owner: list(grid.tiles(owner)) for owner in range(3)}
     orders = {
@@ -199,7 +199,7 @@ def test_a_rank_that_was_kept_waiting_is_not_blamed_for_the_dead_one() -> None:
 
 
 def test_a_peer_with_a_shape_that_raises_other_flags_is_a_mismatch() -> None:
-    ranks = Ranks(2, deadline=0.3)
+    ranks = Ranks(2, deadline=1.5)
 
     def step(rank: VirtualRank) -> None:
         # With one row, rank 0 owns it all and expects a tile of rank 1; with none, rank 1 sends a token.
@@ -228,7 +228,7 @@ def test_another_shape_in_the_same_call_is_a_mismatch_not_a_timeout() -> None:
 
     started = time.monotonic()
     errors = ranks.outcomes(step)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert all(e is not None for e in errors)
     assert any(isinstance(e, CallMismatchError) for e in errors)
 
