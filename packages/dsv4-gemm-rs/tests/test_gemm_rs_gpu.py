@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
-from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs import WeightKind, gemm_rs
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Path, Problem
 from dsv4_gemm_rs.operands import Operands
-from dsv4_gemm_rs.problems import RankProblem, random_problem
-from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
+from dsv4_gemm_rs.problems import random_problem
 from dsv4_gemm_rs.unfused import library_gemm
-from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.layout import shard_length
+from gemm_rs_gpu_support import problems_for, ranks
+from gemm_rs_support import assert_right
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,60 +25,6 @@ pytestmark = [
 KINDS = list(WeightKind)
 CALLS = 5000
 """Calls of the long run: 20,000 launches over four ranks."""
-
-
-class Ranks:
-    """P virtual ranks of one GPU, driven from one thread: launches go to each rank's stream in turn."""
-
-    def __init__(self, size: int, max_tokens: int, n: int, **options: Any) -> None:
-        self.group = VirtualGroup(size, "cuda")
-        create: Callable[[Any], Workspace] = lambda rank: Workspace.create(  # noqa: E731
-            rank, max_tokens=max_tokens, n=n, **options
-        )
-        self.workspaces = self.group.run(create)
-
-    def call(self, problems: list[RankProblem], outs: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """One call on every rank; results are ready for the current stream."""
-        here = torch.cuda.current_stream()
-        results = []
-        for rank, problem in zip(self.group.ranks, problems, strict=True):
-            stream = rank.stream
-            assert stream is not None
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                out = None if outs is None else outs[rank.rank]
-                results.append(gemm_rs(problem.x, problem.weight, self.workspaces[rank.rank], out=out))
-        for rank in self.group.ranks:
-            assert rank.stream is not None
-            here.wait_stream(rank.stream)
-        return results
-
-    def poison(self) -> None:
-        """Fill all slots with BF16 NaN bits."""
-        for space in self.workspaces:
-            assert space.exchange is not None
-            space.exchange.blocks[space.rank][space.exchange.layout.slots_offset :].fill_(0xFF)
-
-
-@contextmanager
-def ranks(size: int, max_tokens: int, n: int, **options: Any) -> Iterator[Ranks]:
-    opened = Ranks(size, max_tokens, n, **options)
-    yield opened
-    torch.cuda.synchronize()
-    opened.group.run(lambda rank: opened.workspaces[rank.rank].close())
-
-
-def problems_for(size: int, m: int, n: int, k: int, kind: WeightKind, seed: int = 0) -> list[RankProblem]:
-    return [random_problem(m, n, k, kind, "cuda", seed * size + rank + 1) for rank in range(size)]
-
-
-def assert_right(outs: list[torch.Tensor], problems: list[RankProblem]) -> None:
-    xs, ws = [p.x_exact for p in problems], [p.weight_exact for p in problems]
-    exact = gemm_reduce_scatter(xs, ws)
-    assert worst_error([out.cpu() for out in outs], exact) <= tolerance(xs, ws)
-    m, length = xs[0].shape[0], exact[0].shape[0]
-    for rank, out in enumerate(outs):
-        assert not out[max(m - rank * length, 0) :].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,8 @@ A kernel takes integers only (addresses and sizes) and a stream, so the compiled
 without wrapping a tensor. The DSL is imported when the first kernel is asked for.
 
 Trap: the first launch of a kernel loads its module, which may wait for the device; a kernel that spins for a
-peer at that time would wait for ever. `warm` therefore runs before anything can spin.
+peer at that time would wait for ever. Who compiles a kernel therefore also launches it once, on an exchange
+with itself (`LaunchExchange.scratch`), before anything can spin.
 """
 
 from __future__ import annotations
