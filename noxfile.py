@@ -220,6 +220,9 @@ def tensor_parallel(session: nox.Session) -> None:
     install_everything(session, *group("test"))
     require_devices(session, ranks)
     torchrun(session, ranks, "-m", "multi_gpu", *session.posargs)
+    # Tests that start and lose processes of their own, on all devices.
+    alone = [str(path) for each in PACKAGES for path in sorted(each.tests.glob("test_lost_gpu*.py"))]
+    pytest(session, "-p", "tools.require_pass", "-m", "multi_gpu", *alone)
 
 
 for _ranks in (2, 4, 8):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,9 +52,23 @@ def test_right_on_awkward_shapes(size: int, path: Path, kind: WeightKind) -> Non
             assert_right(outs, problems)
 
 
-@pytest.mark.parametrize(("n", "k"), [(4096, 128), (5120, 2048), (7168, 512), (5120, 4096), (576, 384)])
+@pytest.mark.parametrize("k", [128, 1024, 2048, 4096])
+@pytest.mark.parametrize("n", [512, 4096, 5120, 7168])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_right_on_the_models_shapes(size: int, n: int, k: int) -> None:
+    sizes = {0, 1, size - 1, size, size + 1, 127, 128, 129, 1000, 1023, 1024, 1025, 4097, 8192}
+    kind = KINDS[(n // 512 + k // 128 + size) % len(KINDS)]
+    with ranks(size, max(sizes), n, path="fused") as group:
+        everything = problems_for(size, max(sizes), n, k, kind, made_on="cuda")
+        for m in sorted(sizes):
+            problems = [replace(p, x=p.x[:m], x_exact=p.x_exact[:m]) for p in everything]
+            group.poison()
+            assert_right(group.call(problems), problems)
+
+
+@pytest.mark.parametrize(("n", "k"), [(576, 384), (192, 640)])
 @pytest.mark.parametrize("m", [257, 1024])
-def test_right_on_the_models_shapes(m: int, n: int, k: int) -> None:
+def test_right_on_odd_widths(m: int, n: int, k: int) -> None:
     with ranks(4, m, n, path="fused") as group:
         problems = problems_for(4, m, n, k, WeightKind.MXFP8)
         assert_right(group.call(problems), problems)

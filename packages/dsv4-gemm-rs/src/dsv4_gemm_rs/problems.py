@@ -29,8 +29,8 @@ class RankProblem:
     Attributes:
         x: BF16 activations [M, K].
         weight: The prepared weight [N, K].
-        x_exact: The activations that the product sees, FP64 on the CPU.
-        weight_exact: The weight, FP64 on the CPU.
+        x_exact: The activations that the product sees, FP64.
+        weight_exact: The weight, FP64.
     """
 
     x: torch.Tensor
@@ -58,9 +58,15 @@ def random_operands(
 
 
 def random_problem(
-    m: int, n: int, k: int, kind: WeightKind, device: torch.device | str, seed: int
+    m: int,
+    n: int,
+    k: int,
+    kind: WeightKind,
+    device: torch.device | str,
+    seed: int,
+    made_on: torch.device | str = "cpu",
 ) -> RankProblem:
-    """Random operands of one rank, made on the CPU and so equal on every machine, with their exact values.
+    """Random operands of one rank with their exact values.
 
     Args:
         m: Rows.
@@ -69,8 +75,10 @@ def random_problem(
         kind: Operand type of the weight.
         device: Where the operands go.
         seed: Use another for each rank.
+        made_on: Where operands and exact values are made and the latter stay. On the CPU they are equal on
+            every machine; a GPU is for sizes that take a CPU too long.
     """
-    x, weight = random_operands(m, n, k, kind, "cpu", seed)
+    x, weight = random_operands(m, n, k, kind, made_on, seed)
     if weight.scale is None:
         moved = prepare_weight(weight.data.to(device))
         return RankProblem(x.to(device), moved, x.double(), weight.data.double())

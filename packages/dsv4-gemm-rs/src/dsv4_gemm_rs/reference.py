@@ -67,11 +67,8 @@ def gemm_reduce_scatter(
     Returns:
         Each rank's [ceil(M / P), N] of `dtype`; rows at or past M are zero.
     """
-    total = sum(
-        (a.to(dtype) @ w.to(dtype).T for a, w in zip(activations, weights, strict=True)),
-        start=torch.zeros(activations[0].shape[0], weights[0].shape[0], dtype=dtype),
-    )
-    return _split(total, len(activations))
+    partials = (a.to(dtype) @ w.to(dtype).T for a, w in zip(activations, weights, strict=True))
+    return _split(sum(partials, start=next(partials)), len(activations))
 
 
 def rounded(activations: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -109,6 +106,6 @@ def tolerance(activations: Sequence[torch.Tensor], weights: Sequence[torch.Tenso
 def _split(total: torch.Tensor, world_size: int) -> list[torch.Tensor]:
     m, n = total.shape
     length = (m + world_size - 1) // world_size
-    padded = torch.zeros(length * world_size, n, dtype=total.dtype)
+    padded = total.new_zeros(length * world_size, n)
     padded[:m] = total
     return list(padded.view(world_size, length, n).unbind(0))

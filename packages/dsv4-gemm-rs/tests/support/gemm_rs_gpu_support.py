@@ -55,6 +55,8 @@ def ranks(size: int, max_tokens: int, n: int, **options: Any) -> Iterator[Ranks]
     opened.group.run(lambda rank: opened.workspaces[rank.rank].close())
 
 
-def problems_for(size: int, m: int, n: int, k: int, kind: WeightKind, seed: int = 0) -> list[RankProblem]:
+def problems_for(
+    size: int, m: int, n: int, k: int, kind: WeightKind, seed: int = 0, made_on: str = "cpu"
+) -> list[RankProblem]:
     """A random problem for each rank, on the GPU."""
-    return gemm_rs_support.problems_for(size, m, n, k, kind, seed, device="cuda")
+    return gemm_rs_support.problems_for(size, m, n, k, kind, seed, device="cuda", made_on=made_on)

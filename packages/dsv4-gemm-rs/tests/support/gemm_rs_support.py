@@ -59,18 +59,28 @@ def ranks(size: int, **options: Any) -> Iterator[Ranks]:
 
 
 def problems_for(
-    size: int, m: int, n: int, k: int, kind: WeightKind, seed: int = 0, device: str = "cpu"
+    size: int,
+    m: int,
+    n: int,
+    k: int,
+    kind: WeightKind,
+    seed: int = 0,
+    device: str = "cpu",
+    made_on: str = "cpu",
 ) -> list[RankProblem]:
     """A random problem for each rank."""
-    return [random_problem(m, n, k, kind, device, seed * size + rank + 1) for rank in range(size)]
+    return [random_problem(m, n, k, kind, device, seed * size + rank + 1, made_on) for rank in range(size)]
 
 
 def assert_right(outs: Sequence[torch.Tensor], problems: Sequence[RankProblem]) -> None:
-    """Every rank's shard is within twice the error of the reference rounded the same way, plus 1e-5."""
+    """Every rank's shard is within twice the error of the reference rounded the same way, plus 1e-5.
+
+    The reference runs where the problems' exact values are.
+    """
     xs, ws = [p.x_exact for p in problems], [p.weight_exact for p in problems]
     exact = gemm_reduce_scatter(xs, ws)
     assert [tuple(out.shape) for out in outs] == [tuple(e.shape) for e in exact]
-    error, allowed = worst_error([out.cpu() for out in outs], exact), tolerance(xs, ws)
+    error, allowed = worst_error([out.to(xs[0].device) for out in outs], exact), tolerance(xs, ws)
     assert error <= allowed, f"error {error} above {allowed}"
     m, length = xs[0].shape[0], exact[0].shape[0]
     for rank, out in enumerate(outs):

@@ -5,7 +5,7 @@
 where there is one, also where it would not be chosen; `dispatched` is what a user gets, and `unfused-call`
 what the unfused path would give. The bare quantiser, the library's GEMM, the fused kernel without its
 exchange (`gemm-ours`, on the same share of the multiprocessors) and the bare collective stand beside them in
-the same run.
+the same run, and between processes what `alternatives` holds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from functools import partial
 
 import torch
 from dsv4_symm_mem.backends import VirtualGroup
-from dsv4_symm_mem.communicator import Communicator
+from dsv4_symm_mem.communicator import Communicator, ProcessGroupCommunicator
 from dsv4_symm_mem.errors import UnsupportedError
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import shard_length
 
 from dsv4_gemm_rs.api import gemm_rs
+from dsv4_gemm_rs.bench.alternatives import Alternatives
 from dsv4_gemm_rs.bench.timing import Group, Phase
 from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
 from dsv4_gemm_rs.fused import launch_fused
@@ -54,6 +55,7 @@ class Setup:
     quantised: list[torch.Tensor]
     partials: list[torch.Tensor]
     outs: list[torch.Tensor]
+    alternatives: Alternatives | None
 
     @classmethod
     def create(
@@ -67,17 +69,21 @@ class Setup:
             for x, weight in (random_operands(m, n, k, kind, rank.device, seed) for seed in seeds)
         ]
         quantised = [activations_bf16(each) for each in operands]
-        for each in operands:
-            each.weight.bf16()
+        weights = [each.weight.bf16() for each in operands]
         partials = [torch.randn(m, n, device=rank.device).to(torch.bfloat16) for _ in range(count)]
         rows = shard_length(m, rank.size)
         outs = [torch.empty(rows, n, dtype=torch.bfloat16, device=rank.device) for _ in range(count)]
+        alternatives = None
+        if isinstance(rank, ProcessGroupCommunicator) and rank.device.type == "cuda" and rank.size > 1 and m:
+            alternatives = Alternatives(rank, quantised, weights)
         if rank.device.type == "cuda":
             torch.cuda.synchronize(rank.device)
-        return cls(workspaces, operands, quantised, partials, outs)
+        return cls(workspaces, operands, quantised, partials, outs, alternatives)
 
     def close(self) -> None:
         """Close the workspaces; collective."""
+        if self.alternatives is not None:
+            self.alternatives.close()
         for workspace in self.workspaces:
             workspace.close()
 
@@ -143,6 +149,11 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         yield case("unfused-call", unfused, Phase(both))
     else:
         yield case("unfused-call", unfused, Phase(library, serial=True), Phase(exchange))
+    for setup in setups.values():
+        if setup.alternatives is not None:
+            for name, step in setup.alternatives.cases():
+                yield case(name, unfused, Phase(step))
+            yield case("unfused-call-nccl", unfused, Phase(library), Phase(setup.alternatives.nccl))
     yield case("dispatched", chosen, Phase(dispatched))
 
 

@@ -20,14 +20,10 @@ from dsv4_gemm_rs.bench.report import (
     this_command,
     today,
 )
+from dsv4_gemm_rs.bench.targets import targets
 from dsv4_gemm_rs.bench.timing import Group, time_case
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_gemm_rs.weights import WeightKind
-
-NEVER_SLOWER = 1.02
-"""Largest ratio of the dispatched call to the unfused one that counts as not slower, for noise."""
-EXCHANGE_COST = 1.12
-"""Largest ratio of the fused kernel to itself without the exchange that virtual ranks should show."""
 
 
 def run_benchmark(
@@ -84,7 +80,7 @@ def run_benchmark(
                 }
             )
             progress(f"M={m:<6} {case.name:<26} {timing.median_us:>12.1f} us")
-        checks += _checks(m, medians, group.device.type == "cuda")
+        checks += targets(m, k, medians, on_gpu=group.device.type == "cuda", virtual=virtual)
         close_all(group, setups)
     return Report(
         name="kernel",
@@ -95,22 +91,6 @@ def run_benchmark(
         rows=rows,
         checks=checks,
     )
-
-
-def _checks(m: int, medians: dict[str, float], on_gpu: bool) -> list[Check]:
-    claims = [("dispatched", "unfused-call", NEVER_SLOWER)]
-    if on_gpu and "fused" in medians:
-        claims.append(("fused", "gemm-then-reduce-scatter", 1.0))
-        claims.append(("fused", "gemm-ours", EXCHANGE_COST))
-    return [
-        Check(
-            name=f"M={m}: {case} / {other}",
-            value=medians[case] / medians[other],
-            target=target,
-            holds=medians[case] <= target * medians[other],
-        )
-        for case, other, target in claims
-    ]
 
 
 def wire_bytes(m: int, n: int, world_size: int) -> int:

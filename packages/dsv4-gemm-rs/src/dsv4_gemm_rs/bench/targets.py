@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark's medians should show, as checks of one case's time over another's.
+
+Every check that applies is reported, whether it holds or not. Where several cases could stand for the same
+thing (a bare GEMM, an alternative) the fastest of them is the one to beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dsv4_gemm_rs.bench.report import Check
+
+NEVER_SLOWER = 1.02
+"""Largest ratio of the dispatched call to another that counts as not slower, for noise."""
+EXCHANGE_COST = 1.12
+"""Largest ratio of the fused kernel to itself without the exchange that virtual ranks should show."""
+LIMIT = 1.08
+"""Largest ratio of the fused kernel to the larger of bare GEMM and bare link, for M from `LARGE` on."""
+COLLECTIVE = 0.7
+"""Largest ratio of the stand-alone reduce-scatter to NCCL's, for M from `LARGE` on."""
+LARGE = 1024
+OVER_NCCL = {2048: 0.55, 4096: 0.68}
+"""Largest ratio of the fused kernel to cuBLAS then NCCL by K per rank, for M = 2048 and 4096."""
+
+GEMMS = ("gemm-cublas", "gemm-ours")
+CALLS = ("unfused-call", "unfused-call-nccl")
+
+
+def targets(m: int, k: int, medians: Mapping[str, float], *, on_gpu: bool, virtual: bool) -> list[Check]:
+    """The checks of one M.
+
+    Args:
+        m: Rows.
+        k: Input features of a rank.
+        medians: Microseconds by case.
+        on_gpu: Whether the cases ran on a GPU; a CPU shows only that the dispatcher does no harm.
+        virtual: Whether ranks shared one device.
+    """
+    return [
+        Check(f"M={m}: {case} / {others}", medians[case] / base, target, medians[case] <= target * base)
+        for case, others, base, target in _claims(m, k, medians, on_gpu, virtual)
+    ]
+
+
+def _claims(
+    m: int, k: int, medians: Mapping[str, float], on_gpu: bool, virtual: bool
+) -> Iterator[tuple[str, str, float, float]]:
+    name, base = _fastest(medians, CALLS)
+    yield "dispatched", name, base, NEVER_SLOWER
+    if not on_gpu or "fused" not in medians:
+        return
+    yield "fused", "gemm-then-reduce-scatter", medians["gemm-then-reduce-scatter"], 1.0
+    if virtual:
+        yield "fused", "gemm-ours", medians["gemm-ours"], EXCHANGE_COST
+    if "link-copy" not in medians:
+        return
+    for other in ("gemm-then-nccl", "torch-fused"):
+        if other in medians:
+            target = OVER_NCCL.get(k, 1.0) if other == "gemm-then-nccl" and m in (2048, 4096) else 1.0
+            yield "fused", other, medians[other], target
+    if m >= LARGE:
+        name, base = _fastest(medians, GEMMS)
+        if medians["link-copy"] > base:
+            name, base = "link-copy", medians["link-copy"]
+        yield "fused", f"max(bare GEMM, link) = {name}", base, LIMIT
+        yield "reduce-scatter", "nccl-reduce-scatter", medians["nccl-reduce-scatter"], COLLECTIVE
+
+
+def _fastest(medians: Mapping[str, float], names: tuple[str, ...]) -> tuple[str, float]:
+    return min(((name, medians[name]) for name in names if name in medians), key=lambda item: item[1])
