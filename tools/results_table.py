@@ -20,10 +20,7 @@ BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render(result: dict[str, Any]) -> str:
-    """One result as Markdown: machine, command, medians by M, checks that do not hold."""
-    rows = result["rows"]
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    medians = {(row["m"], row["case"]): row["median_us"] for row in rows}
+    """One result as Markdown: machine, command, what was measured, checks that do not hold."""
     machine, versions = result["machine"], result["versions"]
     software = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "nvidia-cutlass-dsl") if name in versions
@@ -34,19 +31,53 @@ def render(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`",
         "",
-        "| median µs | " + " | ".join(cases) + " | limit |",
-        "|---|" + "---|" * (len(cases) + 1),
+        *(_link(result["rows"]) if "measure" in result["rows"][0] else _latencies(result["rows"])),
     ]
-    for m in dict.fromkeys(row["m"] for row in rows):
-        cells = [f"{medians[m, case]:.1f}" if (m, case) in medians else "" for case in cases]
-        floor = next(row["floor_us"] for row in rows if row["m"] == m)
-        lines.append(f"| M = {m} | " + " | ".join(cells) + f" | {floor:.1f} |" if floor else "")
     missed = [check for check in result["checks"] if not check["holds"]]
     held = len(result["checks"]) - len(missed)
     lines += ["", f"{held} of {len(result['checks'])} checks hold. Missed:" if missed else "All checks hold."]
     lines += [""] * bool(missed)
     lines += [f"* {c['name']} = {c['value']:.3f} (target {c['target']:g})" for c in missed]
     return "\n".join(lines) + "\n"
+
+
+def _table(head: list[str], body: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]
+
+
+def _latencies(rows: list[dict[str, Any]]) -> list[str]:
+    """Median microseconds, a row for each M and a column for each case."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    medians = {(row["m"], row["case"]): row["median_us"] for row in rows}
+    body = []
+    for m in dict.fromkeys(row["m"] for row in rows):
+        cells = [f"{medians[m, case]:.1f}" if (m, case) in medians else "" for case in cases]
+        floor = next(row["floor_us"] for row in rows if row["m"] == m)
+        body.append([f"M = {m}", *cells, f"{floor:.1f}" if floor else ""])
+    return _table(["median µs", *cases, "limit"], body)
+
+
+def _link(rows: list[dict[str, Any]]) -> list[str]:
+    """Bandwidth both ways by multiprocessors, largest message; the cost of publishing; the round trip."""
+    transfers = [row for row in rows if row["measure"] == "bandwidth" and row["direction"] == "both-ways"]
+    largest = max(row["bytes"] for row in transfers)
+    transfers = [row for row in transfers if row["bytes"] == largest]
+    counts = sorted({row["multiprocessors"] for row in transfers if row["multiprocessors"]})
+    rates = {(row["case"], row["multiprocessors"]): f"{row['gb_per_s']:.0f}" for row in transfers}
+    cases = list(dict.fromkeys(row["case"] for row in transfers))
+    body = [
+        [case, *(rates.get((case, n), "") for n in counts), rates.get((case, None), "")] for case in cases
+    ]
+    lines = _table([f"GB/s each way, {largest >> 20} MiB, by SMs", *map(str, counts), "any"], body)
+    published = [row for row in rows if row["measure"] == "publication"]
+    stores = sorted({row["stores"] for row in published})
+    costs = {(row["case"], row["stores"]): f"{row['median_ns']:.0f}" for row in published}
+    body = [
+        [case, *(costs[case, n] for n in stores)] for case in dict.fromkeys(row["case"] for row in published)
+    ]
+    lines += ["", *_table(["ns after so many stores of 16 bytes", *map(str, stores)], body)]
+    trips = [row for row in rows if row["measure"] == "flag-round-trip"]
+    return [*lines, "", *(f"Flag round trip ({row['case']}): {row['median_ns']:.0f} ns." for row in trips)]
 
 
 def updated(page: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Machine, Path, Problem, decide
+from dsv4_gemm_rs.dispatch.decide import FUSED_MIN_TOKENS
 from dsv4_gemm_rs.environment import default_deadline, requested_path
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
@@ -70,6 +71,17 @@ def test_fallbacks_say_why(
     assert decision.rejected[0].path is Path.FUSED
     assert any(reason in rejection.reason for rejection in decision.rejected)
     assert reason in str(decision)
+
+
+def test_few_tokens_go_unfused_unless_fused_was_asked_for() -> None:
+    machine = replace(HOPPER, fused_archs=frozenset({90}))
+    few, enough = replace(MXFP8, m=FUSED_MIN_TOKENS - 1), replace(MXFP8, m=FUSED_MIN_TOKENS)
+    decision = decide(machine, few)
+    assert (decision.path, decision.exchange) == (Path.UNFUSED, Exchange.PUSH_AFTER)
+    assert "below 128 tokens" in decision.reason
+    assert decision.rejected == ()
+    assert decide(machine, enough).path is Path.FUSED
+    assert decide(machine, few, Path.FUSED).path is Path.FUSED
 
 
 @pytest.mark.parametrize(("arch", "gemm"), [(90, Gemm.FUSED_SM90), (100, Gemm.FUSED_SM100)])

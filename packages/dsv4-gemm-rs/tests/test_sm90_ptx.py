@@ -28,7 +28,8 @@ def test_fused_kernel(config: KernelConfig) -> None:
     loads = [code for code in codes if code.startswith("cp.async.bulk.tensor")]
     assert [code.split(".")[4] for code in loads] == ["2d", "5d"]
     assert ("multicast" in loads[1]) == (config.cluster == 2)
-    assert codes.count("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes") == config.chunks
+    bulk_load = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    assert codes.count(bulk_load) == config.chunks + 1
     # The epoch is read, all of the CTA meets, and only then is the ticket taken and the epoch bumped.
     meet = "barrier.cluster.wait.aligned" if config.cluster == 2 else "bar.sync"
     meet = next(code for code in codes if code.startswith(("barrier.cluster.wait", "bar.sync")))
@@ -41,6 +42,18 @@ def test_fused_kernel(config: KernelConfig) -> None:
         "ld.acquire.sys.global.b64",
         "fence.proxy.async",
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    )
+    # A staged tile is handed to the async proxy, sent, complete at the peer, and only then announced.
+    bulk_store = codes.index("cp.async.bulk.global.shared::cta.bulk_group")
+    last_load = bulk_store - codes[bulk_store::-1].index(bulk_load)
+    assert "fence.proxy.async" in codes[:last_load]
+    positions_in_order(
+        codes[bulk_store:],
+        "cp.async.bulk.commit_group",
+        "cp.async.bulk.wait_group",
+        "fence.proxy.async",
+        "st.release.sys.global.b64",
+        "mbarrier.arrive.shared.b64",
     )
     # Tokens and tiles, and a diagnosis where a tile and where the token is awaited.
     assert codes.count("st.release.sys.global.b64") == 4

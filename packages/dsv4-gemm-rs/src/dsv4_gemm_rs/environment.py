@@ -16,6 +16,11 @@ MAX_DEADLINE = 1e9
 """Longest deadline in seconds: in nanoseconds it fits 64 bits on top of any clock."""
 
 
+def under_torchrun() -> bool:
+    """Whether this process was started by torchrun."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+
+
 def requested_path() -> Path | None:
     """The path that `DSV4_GEMM_RS_PATH` asks for; None when unset, empty or "auto".
 

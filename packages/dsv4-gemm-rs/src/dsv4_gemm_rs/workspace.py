@@ -51,7 +51,7 @@ from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
 from dsv4_gemm_rs.environment import MAX_DEADLINE, default_deadline, requested_path
-from dsv4_gemm_rs.kernels.launch import warm_up
+from dsv4_gemm_rs.kernels.launch import staging_bytes, warm_up
 from dsv4_gemm_rs.kernels.sm90.config import FAMILY
 from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.weights import PreparedWeight, WeightKind
@@ -139,7 +139,8 @@ class Workspace:
             layout = exchange_layout(communicator.size, max_tokens, n)
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
             if machine.arch in machine.fused_archs:
-                self.launches = LaunchExchange(layout, block, communicator.rank, deadline)
+                staging = staging_bytes(machine.multiprocessors) if communicator.size > 1 else 0
+                self.launches = LaunchExchange(layout, block, communicator.rank, deadline, staging)
         self.order = torch.zeros(1, dtype=torch.int32, device=communicator.device)
         self.handle = f"workspace-{next(_handles)}"
         _workspaces[self.handle] = self
@@ -283,10 +284,11 @@ class Workspace:
         Raises:
             GroupError: Some rank could not; the same text on every rank.
         """
-        decision = self.decide(Problem(1, weight.n, weight.k, weight.kind))
-        agree(self.communicator, "warming up", lambda: self._prepare(weight, decision))
+        sizes = (1, self.max_tokens)
+        decisions = {self.decide(Problem(m, weight.n, weight.k, weight.kind)) for m in sizes}
+        agree(self.communicator, "warming up", lambda: self._prepare(weight, decisions))
 
-    def _prepare(self, weight: PreparedWeight, decision: Decision) -> None:
+    def _prepare(self, weight: PreparedWeight, decisions: set[Decision]) -> None:
         from dsv4_gemm_rs.operands import Operands
         from dsv4_gemm_rs.unfused import activations_bf16, library_gemm
 
@@ -297,7 +299,7 @@ class Workspace:
         if weight.kind is WeightKind.MXFP8:
             quantised = quantize_mxfp8(x)
             given.append(Operands(quantised.data, quantised.scale, weight, 1))
-        for operands in given:
+        for operands, decision in itertools.product(given, decisions):
             if decision.path is Path.UNFUSED:
                 library_gemm(operands, decision.gemm)
             elif decision.gemm is Gemm.FUSED_SM90:

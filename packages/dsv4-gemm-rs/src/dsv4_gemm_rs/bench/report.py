@@ -24,6 +24,7 @@ from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.probe import probe_device
 
 from dsv4_gemm_rs._version import __version__
+from dsv4_gemm_rs.environment import under_torchrun
 
 SCHEMA_VERSION = 1
 
@@ -124,7 +125,10 @@ def sm_clock_mhz(device: torch.device) -> int | None:
 
 def this_command() -> str:
     """The command line that is running, as a user would type it."""
-    return " ".join(["dsv4-gemm-rs", *sys.argv[1:]])
+    program = "dsv4-gemm-rs"
+    if under_torchrun():
+        program = f"torchrun --nproc-per-node={os.environ['WORLD_SIZE']} -m dsv4_gemm_rs.cli.main"
+    return " ".join([program, *sys.argv[1:]])
 
 
 def today() -> str:

@@ -14,10 +14,7 @@ from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.communicator import Communicator, ProcessGroupCommunicator
 from dsv4_symm_mem.errors import ArgumentError
 
-
-def under_torchrun() -> bool:
-    """Whether this process was started by torchrun."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+from dsv4_gemm_rs.environment import under_torchrun
 
 
 def device_option(text: str) -> torch.device:

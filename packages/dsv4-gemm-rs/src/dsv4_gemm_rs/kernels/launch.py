@@ -35,6 +35,11 @@ def warm_up(device: torch.device) -> None:
             _warm.add(device)
 
 
+def staging_bytes(ctas: int) -> int:
+    """Device memory in which `ctas` CTAs of any kernel of the family stage tiles for their peers."""
+    return ctas * max(config.staging_bytes for config in FAMILY)
+
+
 def _load_all(device: torch.device) -> None:
     logger.info("compiling %d kernels for %s", len(FAMILY) + 4, device)
     compile_quantizer(device, round_trip=True)
@@ -44,7 +49,7 @@ def _load_all(device: torch.device) -> None:
     weight = torch.zeros(320, 128, dtype=torch.bfloat16, device=device)
     out = torch.empty(64, 320, dtype=torch.bfloat16, device=device)
     for config in FAMILY:
-        launch(LaunchPlan(config, 1, 1, 1, 0), x, weight, scratch, out)
+        launch(LaunchPlan(config, config.cluster, 1, 1, 0), x, weight, scratch, out)
     for dtype in (torch.bfloat16, torch.float32):
         partial = torch.zeros(64, 320, dtype=dtype, device=device)
         reduce_scatter_cuda(scratch, partial, out, TileShape(64, 128), 0, 1, 1, 1)
@@ -76,6 +81,7 @@ def launch(
         weight.shape[0],
         k,
         *launches.arguments(plan.signature),
+        launches.staging,
         plan.group_rows,
         plan.lag,
         plan.grid,

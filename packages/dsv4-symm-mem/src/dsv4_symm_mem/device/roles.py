@@ -39,7 +39,7 @@ class Call:
         n: Columns.
         worker, workers: This cluster's number, and how many take positions.
         row_in_cluster: This CTA's row tile within a position.
-        stored, published: Rings of `PUBLICATIONS` mbarriers, see the module.
+        stored, published: Rings of mbarriers, see the module.
     """
 
     exchange: Exchange
@@ -65,16 +65,23 @@ def advance(stage: Int32, phase: Int32, stages: Constexpr[int]) -> tuple[Int32, 
 
 
 @cute.jit
-def run_publisher(call: Constexpr[Call]) -> None:
-    """The publishing warp: tokens for peers without tiles, then a flag per stored remote tile."""
+def send_tokens(call: Constexpr[Call]) -> None:
+    """Raise the token's flag at every peer that gets no tile, as one whole warp of each CTA."""
     exchange, order = call.exchange, call.order
-    lane = cute.arch.lane_idx()
     if call.worker == 0 and call.row_in_cluster == 0:
-        peer = lane
+        peer = cute.arch.lane_idx()
         while peer < exchange.world_size:
             if peer != exchange.rank and rows_of(order, peer) == 0:
                 raise_flag(exchange, base_of(exchange, peer), exchange.token)
             peer += 32
+
+
+@cute.jit
+def run_publisher(call: Constexpr[Call]) -> None:
+    """The publishing warp: tokens for peers without tiles, then a flag per stored remote tile."""
+    exchange, order = call.exchange, call.order
+    lane = cute.arch.lane_idx()
+    send_tokens(call)
     step, slot, phase = Int32(0), Int32(0), Int32(0)
     position = Int32(call.worker)
     while position < order.positions:

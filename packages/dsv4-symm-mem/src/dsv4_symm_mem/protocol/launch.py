@@ -36,15 +36,26 @@ class LaunchExchange:
         block: The symmetric block on CUDA, `layout.total_bytes` of uint8.
         rank: This rank.
         deadline: Seconds that a wait may last; 0 waits for ever.
+        staging_bytes: Device memory for tiles that wait to be sent, see `device.forward`; 0 where no kernel
+            of this exchange stages any.
     """
 
-    def __init__(self, layout: ExchangeLayout, block: SymmetricTensor, rank: int, deadline: float) -> None:
+    def __init__(
+        self,
+        layout: ExchangeLayout,
+        block: SymmetricTensor,
+        rank: int,
+        deadline: float,
+        staging_bytes: int = 0,
+    ) -> None:
         self.layout = layout
         self.rank = rank
         self.deadline = deadline
         self._bases = torch.tensor(block.pointers, dtype=torch.int64, device=block.local.device)
         self._report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._reported = self._report.numpy()
+        self._staging = torch.zeros(staging_bytes, dtype=torch.uint8, device=block.local.device)
+        self.staging = self._staging.data_ptr()
         self._control = block.local[:CONTROL_BYTES].view(torch.int64)
         self._fixed = (
             block.pointers[rank],

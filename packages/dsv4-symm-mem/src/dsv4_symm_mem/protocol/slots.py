@@ -25,6 +25,10 @@ BLOCK_ROWS = 8
 BLOCK_COLUMNS = 32
 BLOCK_ELEMENTS = BLOCK_ROWS * BLOCK_COLUMNS
 BLOCK_BYTES = 2 * BLOCK_ELEMENTS
+STAGED_TILES = 2
+"""Tiles that a CTA may have finished and not yet sent, see `device.forward`."""
+BOUNCES = 3
+"""Pieces of 32 columns in the shared memory through which they are sent."""
 
 
 def element_offset(tile_m: int, row: int, column: int) -> int:

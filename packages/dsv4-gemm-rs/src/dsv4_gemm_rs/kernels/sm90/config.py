@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import ArgumentError
+from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BOUNCES, STAGED_TILES
 
 TILE_K = 64
 """Elements of K per pipeline stage: 128 bytes, one row of the 128-byte swizzle."""
@@ -73,7 +74,18 @@ class KernelConfig:
     @property
     def stages(self) -> int:
         """Pipeline stages."""
-        return min(self.max_stages, (SHARED_BYTES - RESERVED_BYTES) // self.stage_bytes)
+        free = SHARED_BYTES - RESERVED_BYTES - self.bounce_bytes
+        return min(self.max_stages, free // self.stage_bytes)
+
+    @property
+    def bounce_bytes(self) -> int:
+        """Shared memory through which staged tiles are sent."""
+        return BOUNCES * self.tile_m * BLOCK_COLUMNS * 2
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory in which one CTA stages tiles."""
+        return STAGED_TILES * self.tile_bytes
 
     @property
     def w_stage_bytes(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SM90 epilogue: a remote tile goes to its owner's slot; an own one takes its peers' and is stored.
+"""The SM90 epilogue: a remote tile is staged for its owner; an own one takes its peers' and is stored.
 
 Contract: a math thread holds, for each 32 columns b of the tile and each h in 0, 1, eight neighbouring
 columns of one row (see the main loop's permutation):
@@ -41,15 +41,15 @@ def _packed(config: KernelConfig, accumulators: cute.Tensor, block: int, half: i
 
 
 @cute.jit
-def push_tile(
-    config: Constexpr[KernelConfig], accumulators: cute.Tensor, slot_tile: Int64, thread: Int32, rows: Int32
+def stage_tile(
+    config: Constexpr[KernelConfig], accumulators: cute.Tensor, buffer: Int64, thread: Int32, rows: Int32
 ) -> None:
-    """Round to BF16 and store into the tile's place in a slot, at address `slot_tile`.
+    """Round to BF16 and store, in the layout of slots, into the buffer at that address.
 
-    Blocks of eight rows at or past `rows` are left out; their reader ignores them.
+    Blocks of eight rows at or past `rows` are left out; they are not sent.
     """
     warp, lane = thread // 32, thread % 32
-    target = slot_tile + Int64(warp * 2 * BLOCK_BYTES + lane * 16)
+    target = buffer + Int64(warp * 2 * BLOCK_BYTES + lane * 16)
     for half in cutlass.range_constexpr(2):
         if warp * 16 + half * 8 < rows:
             for block in cutlass.range_constexpr(config.tile_n // 32):

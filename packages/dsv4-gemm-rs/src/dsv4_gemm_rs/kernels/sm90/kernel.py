@@ -9,17 +9,17 @@ Roles of a CTA's warps: math warpgroups (64 rows each), then one service warpgro
 W and, for own tiles, the peers' chunks, so it is also the one that waits for flags), whose second publishes,
 and whose other two zero the output rows that no tile covers.
 
-Publication is `device.roles`' business: the math warps never wait for a flag's round trip.
+Remote tiles are staged in this GPU's memory and sent by `device.forward`: the math warps wait neither for the
+link nor for a flag's round trip.
 
 An aborted call runs to its end: the loader stops waiting and hands out chunks without loading them, so roles
 and clusters never disagree on how many stages a tile takes. The last CTA to leave then fills the output with
 NaN, as no CTA can know what others still store. A call that finds the abort word set when it starts only
 does that.
 
-Rejected: staging remote tiles through shared memory for the bulk copy engine. The slot layout lets a warp
-store a block as one dense 512-byte burst straight from registers; staging would take 64 KiB that the ring
-needs and a second trip through shared memory. Adding peers with global loads from the math warps: 16 KiB in
-flight per SM at a microsecond's latency, where the ring has 128 KiB and needs no registers.
+Rejected: staging remote tiles in shared memory, which would take 64 KiB and more that the ring needs. Adding
+peers with global loads from the math warps: 16 KiB in flight per SM at a microsecond's latency, where the
+ring has 128 KiB and needs no registers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils
-from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, Int64
+from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream
 from dsv4_symm_mem.device.bulk import bulk_load
 from dsv4_symm_mem.device.exchange import (
     Exchange,
-    base_of,
     count_in,
     is_aborted,
     leave,
@@ -45,18 +44,13 @@ from dsv4_symm_mem.device.exchange import (
     wait_for_peers,
 )
 from dsv4_symm_mem.device.fences import fence_proxy_async
+from dsv4_symm_mem.device.forward import StagedCall, run_forwarder
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
-from dsv4_symm_mem.device.roles import (
-    PUBLICATIONS,
-    Call,
-    advance,
-    poison_output,
-    run_publisher,
-    zero_uncovered_rows,
-)
+from dsv4_symm_mem.device.roles import advance, poison_output, zero_uncovered_rows
+from dsv4_symm_mem.protocol.slots import BOUNCES, STAGED_TILES
 
 from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, TILE_K, WARPS_PER_GROUP, KernelConfig
-from dsv4_gemm_rs.kernels.sm90.epilogue import add_peers, push_tile, store_rows
+from dsv4_gemm_rs.kernels.sm90.epilogue import add_peers, stage_tile, store_rows
 from dsv4_gemm_rs.kernels.sm90.mainloop import (
     Operands,
     Ring,
@@ -69,7 +63,7 @@ from dsv4_gemm_rs.kernels.sm90.mainloop import (
 
 
 @dataclass(frozen=True)
-class FusedCall(Call):
+class FusedCall(StagedCall):
     """A call of the fused kernel.
 
     Attributes:
@@ -90,7 +84,7 @@ def example_arguments() -> tuple[Any, ...]:
     """Arguments to compile with, in the order of `GemmReduceScatter.__call__`."""
     operands = (*[Int64(0)] * 6, *[Int32(128)] * 3)
     exchange = (*[Int64(0)] * 3, Int32(0), Int32(1), Int32(1), *[Int64(0)] * 3, Int32(0), Int64(0))
-    return (*operands, *exchange, Int32(1), Int32(1), Int32(1), make_fake_stream())
+    return (*operands, *exchange, Int64(0), Int32(1), Int32(1), Int32(1), make_fake_stream())
 
 
 class GemmReduceScatter:
@@ -122,6 +116,7 @@ class GemmReduceScatter:
         slot_bytes: Int64,
         signature: Int32,
         timeout: Int64,
+        staging: Int64,
         group_rows: Int32,
         lag: Int32,
         grid: Int32,
@@ -150,6 +145,7 @@ class GemmReduceScatter:
             slot_bytes: See `Exchange`.
             signature: See `Exchange`.
             timeout: See `Exchange`.
+            staging: Address of `config.staging_bytes` for each CTA, in this GPU's memory; unused if P is 1.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once; a multiple of the cluster.
@@ -164,12 +160,14 @@ class GemmReduceScatter:
         class Storage:
             full: cute.struct.MemRange[Int64, stages]
             empty: cute.struct.MemRange[Int64, stages]
-            stored: cute.struct.MemRange[Int64, PUBLICATIONS]
-            published: cute.struct.MemRange[Int64, PUBLICATIONS]
+            stored: cute.struct.MemRange[Int64, STAGED_TILES]
+            published: cute.struct.MemRange[Int64, STAGED_TILES]
+            loaded: cute.struct.MemRange[Int64, BOUNCES]
             halted: Int32
             aborted: Int32
             a: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(a_layout)], 1024]
             w: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(w_layout)], 1024]
+            bounce: cute.struct.Align[cute.struct.MemRange[Uint8, config.bounce_bytes], 128]
 
         self.storage = Storage
         self.kernel(
@@ -196,6 +194,7 @@ class GemmReduceScatter:
             slot_bytes,
             signature,
             timeout,
+            staging,
             group_rows,
             lag,
         ).launch(
@@ -232,6 +231,7 @@ class GemmReduceScatter:
         slot_bytes: Int64,
         signature: Int32,
         timeout: Int64,
+        staging: Int64,
         group_rows: Int32,
         lag: Int32,
     ) -> None:
@@ -282,6 +282,11 @@ class GemmReduceScatter:
             row_in_cluster=block % config.cluster,
             stored=stored,
             published=published,
+            tile_m=config.tile_m,
+            tile_n=config.tile_n,
+            staging=staging + Int64(block) * config.staging_bytes,
+            bounce=storage.bounce.data_ptr(),
+            loaded=storage.loaded.data_ptr(),
             config=config,
             ring=ring,
             operands=Operands(a_atom, a_tensor, w_atom, w_tensor),
@@ -296,9 +301,11 @@ class GemmReduceScatter:
             for stage in cutlass.range_constexpr(config.stages):
                 cute.arch.mbarrier_init(ring.full + stage, 1)
                 cute.arch.mbarrier_init(ring.empty + stage, math_warps * config.cluster)
-            for i in cutlass.range_constexpr(PUBLICATIONS):
+            for i in cutlass.range_constexpr(STAGED_TILES):
                 cute.arch.mbarrier_init(stored + i, math_warps)
                 cute.arch.mbarrier_init(published + i, 1)
+            for i in cutlass.range_constexpr(BOUNCES):
+                cute.arch.mbarrier_init(call.loaded + i, 1)
             word = Int32(0)
             if is_aborted(exchange):
                 word = Int32(1)
@@ -320,7 +327,7 @@ class GemmReduceScatter:
             if warp == math_warps and not halted:
                 run_loader(call)
             if warp == math_warps + 1 and not halted:
-                run_publisher(call)
+                run_forwarder(call)
             if warp > math_warps + 1:
                 if thread == (math_warps + 2) * 32:
                     count_in(exchange, blocks)
@@ -403,7 +410,7 @@ def run_loader(call: Constexpr[FusedCall]) -> None:
 
 @cute.jit
 def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> None:
-    """A math warpgroup: multiply, then push a remote tile, or add the peers and store an own one."""
+    """A math warpgroup: multiply, then stage a remote tile, or add the peers and store an own one."""
     config, ring, exchange, order = call.config, call.ring, call.exchange, call.order
     slice_ = mma.get_slice(cute.arch.make_warp_uniform(thread // THREADS_PER_GROUP) * THREADS_PER_GROUP)
     a_fragments = mma.make_fragment_A(slice_.partition_A(ring.a))
@@ -415,7 +422,6 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
     while position < order.positions:
         owner, row, column, step = place(order, position, step)
         row_tile = row * config.cluster + call.row_in_cluster
-        tile = row_tile * order.columns + column
         first_row = row_tile * config.tile_m
         stage, phase = multiply(
             config, ring, mma, accumulators, a_fragments, w_fragments, call.k_tiles, stage, phase
@@ -438,16 +444,15 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
             )
         elif row_tile < row_tiles(order, owner):
             cute.arch.mbarrier_wait(call.published + slot, slot_phase ^ 1)
-            slot_base = slot_address(exchange, base_of(exchange, owner), owner, exchange.rank)
-            push_tile(
+            stage_tile(
                 config,
                 accumulators,
-                slot_base + Int64(tile) * config.tile_bytes,
+                call.staging + Int64(slot) * config.tile_bytes,
                 thread,
                 rows_of(order, owner) - first_row,
             )
             cute.arch.sync_warp()
             if cute.arch.lane_idx() == 0:
                 cute.arch.mbarrier_arrive(call.stored + slot)
-            slot, slot_phase = advance(slot, slot_phase, PUBLICATIONS)
+            slot, slot_phase = advance(slot, slot_phase, STAGED_TILES)
         position += call.workers

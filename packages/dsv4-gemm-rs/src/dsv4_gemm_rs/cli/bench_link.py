@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench-link`: measure the link between GPUs, write the result file and the plot, print the table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dsv4_symm_mem.backends import VirtualGroup
+from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
+
+from dsv4_gemm_rs.bench.link.results import plot, table
+from dsv4_gemm_rs.bench.link.run import VIRTUAL, run_link_benchmark
+from dsv4_gemm_rs.bench.report import Report
+from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "bench-link", help="measure bandwidth and latency between GPUs; under torchrun one process a rank"
+    )
+    parser.add_argument(
+        "--mebibytes", type=int, nargs="+", default=[64, 8], help="message sizes in MiB (default 64 8)"
+    )
+    parser.add_argument("--samples", type=int, default=9, help="samples per transfer (default 9)")
+    parser.add_argument("--output", type=Path, default=Path("results/link.json"))
+    parser.add_argument(
+        "--ranks", type=int, default=2, help=f"without torchrun: {VIRTUAL}; a trial (default 2)"
+    )
+    parser.add_argument(
+        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and report; returns 1 if a wrong word landed, else 0: a slow link is a result."""
+    require_positive(mebibytes=min(options.mebibytes), samples=options.samples)
+    require_writable(options.output)
+    with command_group(options.ranks, options.device or default_device()) as group:
+        first = isinstance(group, VirtualGroup) or group.rank == 0
+
+        def progress(line: str) -> None:
+            if first:
+                print(line, file=sys.stderr, flush=True)
+
+        if isinstance(group, VirtualGroup):
+            progress(f"note: {VIRTUAL}")
+        report = run_link_benchmark(
+            group,
+            sizes=[size * 2**20 for size in options.mebibytes],
+            samples=options.samples,
+            progress=progress,
+        )
+    if first:
+        _publish(report, options.output)
+    return int(any(row.get("wrong_words", 0) for row in report.rows))
+
+
+def require_writable(output: Path) -> None:
+    """Find out before all measuring whether `output` can be written; makes its folder.
+
+    Raises:
+        ArgumentError: It cannot.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(output.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ArgumentError("--output", str(output), "a file in a folder that can be written")
+
+
+def _publish(report: Report, output: Path) -> None:
+    report.write(output)
+    print(table(report))
+    print(f"\nwritten: {output}")
+    picture = output.with_suffix(".png")
+    try:
+        plot(report, picture)
+        print(f"plotted: {picture}")
+    except UnsupportedError as error:
+        print(f"not plotted: {error}")
