@@ -27,7 +27,9 @@ from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
 from dsv4_symm_mem.device.exchange import (
+    EXAMPLE_ARGUMENTS,
     Exchange,
+    ExchangeArguments,
     base_of,
     count_in,
     is_aborted,
@@ -77,8 +79,7 @@ class UnfusedCall(Call):
 def example_arguments() -> tuple[Any, ...]:
     """Arguments to compile with, in the order of `ReduceScatter.__call__`."""
     operands = (*[Int64(0)] * 4, *[Int32(1)] * 4)
-    exchange = (*[Int64(0)] * 3, Int32(0), Int32(1), Int32(1), *[Int64(0)] * 3, Int32(0), Int64(0))
-    return (*operands, *exchange, Int32(1), Int32(1), Int32(1), make_fake_stream())
+    return (*operands, *EXAMPLE_ARGUMENTS, Int32(1), Int32(1), Int32(1), make_fake_stream())
 
 
 class ReduceScatter:
@@ -132,16 +133,16 @@ class ReduceScatter:
             tile_m: Rows of the call's tiles, a multiple of 8.
             tile_n: Columns of the call's tiles, a multiple of 32.
             own_base: Address of this rank's block.
-            bases: See `Exchange`, as all up to `timeout`.
-            report: See `Exchange`.
-            rank: See `Exchange`.
-            world_size: See `Exchange`.
-            max_tiles: See `Exchange`.
-            flag_row_bytes: See `Exchange`.
-            slots_offset: See `Exchange`.
-            slot_bytes: See `Exchange`.
-            signature: See `Exchange`.
-            timeout: See `Exchange`.
+            bases: See `ExchangeArguments`, as all up to `timeout`.
+            report: See `ExchangeArguments`.
+            rank: See `ExchangeArguments`.
+            world_size: See `ExchangeArguments`.
+            max_tiles: See `ExchangeArguments`.
+            flag_row_bytes: See `ExchangeArguments`.
+            slots_offset: See `ExchangeArguments`.
+            slot_bytes: See `ExchangeArguments`.
+            signature: See `ExchangeArguments`.
+            timeout: See `ExchangeArguments`.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once.
@@ -165,17 +166,19 @@ class ReduceScatter:
             n,
             tile_m,
             tile_n,
-            own_base,
-            bases,
-            report,
-            rank,
-            world_size,
-            max_tiles,
-            flag_row_bytes,
-            slots_offset,
-            slot_bytes,
-            signature,
-            timeout,
+            ExchangeArguments(
+                own_base,
+                bases,
+                report,
+                rank,
+                world_size,
+                max_tiles,
+                flag_row_bytes,
+                slots_offset,
+                slot_bytes,
+                signature,
+                timeout,
+            ),
             group_rows,
             lag,
         ).launch(grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream)
@@ -191,39 +194,18 @@ class ReduceScatter:
         n: Int32,
         tile_m: Int32,
         tile_n: Int32,
-        own_base: Int64,
-        bases: Int64,
-        report: Int64,
-        rank: Int32,
-        world_size: Int32,
-        max_tiles: Int32,
-        flag_row_bytes: Int64,
-        slots_offset: Int64,
-        slot_bytes: Int64,
-        signature: Int32,
-        timeout: Int64,
+        arguments: ExchangeArguments,
         group_rows: Int32,
         lag: Int32,
     ) -> None:
         """One CTA; see the module for its warps."""
+        rank, world_size = arguments.rank, arguments.world_size
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         storage = cutlass.utils.SmemAllocator().allocate(self.storage)
-        exchange = Exchange(
-            own_base,
-            bases,
-            report,
-            rank,
-            world_size,
-            max_tiles,
-            flag_row_bytes,
-            slots_offset,
-            slot_bytes,
-            signature,
-            timeout,
-        )
+        exchange = Exchange(arguments)
         order = TileOrder(m, n, world_size, rank, group_rows, lag, tile_m, tile_n, 1)
         call = UnfusedCall(
             exchange=exchange,

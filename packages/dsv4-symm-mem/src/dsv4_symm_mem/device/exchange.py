@@ -10,6 +10,8 @@ aborted call fills the output with NaN.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Int32, Int64
@@ -37,10 +39,10 @@ from dsv4_symm_mem.protocol.layout import (
 from dsv4_symm_mem.protocol.words import MAX_LEVEL, NO_ABORT, SIGNATURE_BITS, AbortKind
 
 
-class Exchange:
-    """One call as device values. Reads the epoch: to be made before the CTA's ticket is taken.
+class ExchangeArguments(NamedTuple):
+    """What a launch is told about the exchange, in the order in which `LaunchExchange.arguments` gives it.
 
-    Args:
+    Attributes:
         own_base: Address of this rank's block.
         bases: Address of int64[P], every rank's block as mapped here.
         report: Address of one int64 of pinned host memory that hears of an abort, see `protocol.launch`.
@@ -54,28 +56,37 @@ class Exchange:
         timeout: Nanoseconds from a worker's first wait until its waits end, 0 for never.
     """
 
-    def __init__(
-        self,
-        own_base: Int64,
-        bases: Int64,
-        report: Int64,
-        rank: Int32,
-        world_size: Int32,
-        max_tiles: Int32,
-        flag_row_bytes: Int64,
-        slots_offset: Int64,
-        slot_bytes: Int64,
-        signature: Int32,
-        timeout: Int64,
-    ) -> None:
-        self.own_base, self.bases, self.report = own_base, bases, report
-        self.rank, self.world_size = rank, world_size
-        self.token, self.flag_row_bytes = max_tiles, flag_row_bytes
-        self.slots_offset, self.slot_bytes = slots_offset, slot_bytes
-        self.timeout = timeout
-        self.epoch = load_relaxed(own_base + EPOCH_OFFSET) + 1
+    own_base: Int64
+    bases: Int64
+    report: Int64
+    rank: Int32
+    world_size: Int32
+    max_tiles: Int32
+    flag_row_bytes: Int64
+    slots_offset: Int64
+    slot_bytes: Int64
+    signature: Int32
+    timeout: Int64
+
+
+EXAMPLE_ARGUMENTS = ExchangeArguments(
+    *[Int64(0)] * 3, Int32(0), Int32(1), Int32(1), *[Int64(0)] * 3, Int32(0), Int64(0)
+)
+"""Values to compile a kernel with."""
+
+
+class Exchange:
+    """One call as device values. Reads the epoch: to be made before the CTA's ticket is taken."""
+
+    def __init__(self, arguments: ExchangeArguments) -> None:
+        self.own_base, self.bases, self.report = arguments.own_base, arguments.bases, arguments.report
+        self.rank, self.world_size = arguments.rank, arguments.world_size
+        self.token, self.flag_row_bytes = arguments.max_tiles, arguments.flag_row_bytes
+        self.slots_offset, self.slot_bytes = arguments.slots_offset, arguments.slot_bytes
+        self.timeout = arguments.timeout
+        self.epoch = load_relaxed(self.own_base + EPOCH_OFFSET) + 1
         self.bank = Int32(self.epoch & 1)
-        self.signal = (self.epoch << SIGNATURE_BITS) | Int64(signature)
+        self.signal = (self.epoch << SIGNATURE_BITS) | Int64(arguments.signature)
 
 
 def base_of(exchange: Exchange, rank: Int32) -> Int64:

@@ -6,14 +6,14 @@ buffers in its own device's memory and go on; the forwarding warp copies it into
 copy engine, through a small ring of shared memory, and raises the flag. Only rows and columns that exist
 travel.
 
-Why not straight to the peer: a wave of tiles ends everywhere at once, and the link takes about as long
-for its tiles as the tensor cores for the next wave. Stores that the link cannot take yet hold up the warps that
+Why not straight to the peer: a wave of tiles ends everywhere at once, and the link takes about as long for
+its tiles as the tensor cores for the next wave. Stores that the link cannot take yet hold up the warps that
 issue them; here these have nothing else to do. The buffers stay in L2.
 
 Ordering (PTX ISA, memory consistency model): a data warp's stores -> its lane 0's mbarrier.arrive -> the
 forwarding thread's wait -> fence.proxy.async -> bulk load, complete on an mbarrier -> bulk store ->
-cp.async.bulk.wait_group 0 (not .read) -> fence.proxy.async -> st.release.sys of the flag. The buffer is handed
-back after that, and the loads from it were complete long before.
+cp.async.bulk.wait_group 0 (not .read) -> fence.proxy.async -> st.release.sys of the flag. The buffer is
+handed back after that, and the loads from it were complete long before.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream
 from dsv4_symm_mem.device.bulk import bulk_load
 from dsv4_symm_mem.device.exchange import (
+    EXAMPLE_ARGUMENTS,
     Exchange,
+    ExchangeArguments,
     count_in,
     is_aborted,
     leave,
@@ -83,8 +85,7 @@ class FusedCall(StagedCall):
 def example_arguments() -> tuple[Any, ...]:
     """Arguments to compile with, in the order of `GemmReduceScatter.__call__`."""
     operands = (*[Int64(0)] * 6, *[Int32(128)] * 3)
-    exchange = (*[Int64(0)] * 3, Int32(0), Int32(1), Int32(1), *[Int64(0)] * 3, Int32(0), Int64(0))
-    return (*operands, *exchange, Int64(0), Int32(1), Int32(1), Int32(1), make_fake_stream())
+    return (*operands, *EXAMPLE_ARGUMENTS, Int64(0), Int32(1), Int32(1), Int32(1), make_fake_stream())
 
 
 class GemmReduceScatter:
@@ -135,16 +136,16 @@ class GemmReduceScatter:
             n: Rows of W, a multiple of 32.
             k: Summed length, a multiple of 8, at least 8.
             own_base: Address of this rank's block; where P is 1 it needs its control words only.
-            bases: See `Exchange`, as all up to `timeout`.
-            report: See `Exchange`.
-            rank: See `Exchange`.
-            world_size: See `Exchange`.
-            max_tiles: See `Exchange`.
-            flag_row_bytes: See `Exchange`.
-            slots_offset: See `Exchange`.
-            slot_bytes: See `Exchange`.
-            signature: See `Exchange`.
-            timeout: See `Exchange`.
+            bases: See `ExchangeArguments`, as all up to `timeout`.
+            report: See `ExchangeArguments`.
+            rank: See `ExchangeArguments`.
+            world_size: See `ExchangeArguments`.
+            max_tiles: See `ExchangeArguments`.
+            flag_row_bytes: See `ExchangeArguments`.
+            slots_offset: See `ExchangeArguments`.
+            slot_bytes: See `ExchangeArguments`.
+            signature: See `ExchangeArguments`.
+            timeout: See `ExchangeArguments`.
             staging: Address of `config.staging_bytes` for each CTA, in this GPU's memory; unused if P is 1.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
@@ -183,17 +184,19 @@ class GemmReduceScatter:
             m,
             n,
             k,
-            own_base,
-            bases,
-            report,
-            rank,
-            world_size,
-            max_tiles,
-            flag_row_bytes,
-            slots_offset,
-            slot_bytes,
-            signature,
-            timeout,
+            ExchangeArguments(
+                own_base,
+                bases,
+                report,
+                rank,
+                world_size,
+                max_tiles,
+                flag_row_bytes,
+                slots_offset,
+                slot_bytes,
+                signature,
+                timeout,
+            ),
             staging,
             group_rows,
             lag,
@@ -220,17 +223,7 @@ class GemmReduceScatter:
         m: Int32,
         n: Int32,
         k: Int32,
-        own_base: Int64,
-        bases: Int64,
-        report: Int64,
-        rank: Int32,
-        world_size: Int32,
-        max_tiles: Int32,
-        flag_row_bytes: Int64,
-        slots_offset: Int64,
-        slot_bytes: Int64,
-        signature: Int32,
-        timeout: Int64,
+        arguments: ExchangeArguments,
         staging: Int64,
         group_rows: Int32,
         lag: Int32,
@@ -238,6 +231,7 @@ class GemmReduceScatter:
         """One CTA; see the module for its warps."""
         config = self.config
         math_warps = config.math_groups * WARPS_PER_GROUP
+        rank, world_size = arguments.rank, arguments.world_size
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, _, _ = cute.arch.block_idx()
@@ -255,19 +249,7 @@ class GemmReduceScatter:
         halted_word = storage.halted.ptr
         aborted_word = storage.aborted.ptr
         stored, published = storage.stored.data_ptr(), storage.published.data_ptr()
-        exchange = Exchange(
-            own_base,
-            bases,
-            report,
-            rank,
-            world_size,
-            max_tiles,
-            flag_row_bytes,
-            slots_offset,
-            slot_bytes,
-            signature,
-            timeout,
-        )
+        exchange = Exchange(arguments)
         order = TileOrder(
             m, n, world_size, rank, group_rows, lag, config.tile_m, config.tile_n, config.cluster
         )
