@@ -122,10 +122,15 @@ def tests(session: nox.Session) -> None:
 
 
 def isolated_tests(session: nox.Session) -> None:
-    """One package's CPU tests, with its wheel and what that declares, and nothing else of ours."""
+    """One package's CPU tests, with its wheel and what that declares, and nothing else of ours.
+
+    An extra `test` of the package is what its tests need beyond that.
+    """
     folder = scratch(session)
     tested = TEST_SESSIONS[session.name]
     wheels = build_wheels(session, with_dependencies(tested), folder / "wheels")
+    if "test" in tested.project.get("optional-dependencies", {}):
+        wheels[-1] += "[test]"
     install(session, *wheels, *group("test"))
     pytest_on_cpu(session, str(tested.tests))
 

@@ -18,6 +18,7 @@ TAG = "SPDX-License-Identifier: Apache-2.0"
 HASH = f"# {TAG}"
 MARKUP = f"<!-- {TAG} -->"
 FIRST_LINE = {
+    ".c": f"/* {TAG} */",
     ".cfg": HASH,
     ".css": f"/* {TAG} */",
     ".md": MARKUP,
@@ -31,7 +32,7 @@ FIRST_LINE = {
     ".yml": HASH,
     "": HASH,
 }
-WITHOUT_COMMENTS = {".csv", ".json", ".png", ".ptx", ".typed"}
+WITHOUT_COMMENTS = {".csv", ".json", ".npz", ".png", ".ptx", ".typed"}
 UNMARKED_NAMES = {"LICENSE", "py.typed"}
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from dsv4_gemm_rs import gemm_rs
 from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.cli import demo
@@ -34,6 +35,40 @@ def test_the_demo_speaks_json(kind: str, path: str, capsys: pytest.CaptureFixtur
     assert said["bit_equal_repeat"]
     assert said["error"] <= said["tolerance"]
     assert said["calls"]["calls"] == {path: 2}
+
+
+def test_without_a_gpu_the_demo_runs_the_kernel_in_the_emulator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip(
+        "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
+    )
+    if obstacle := library.obstacle():
+        pytest.skip(obstacle)
+    monkeypatch.setattr(demo, "default_device", lambda: torch.device("cpu"))
+    trace = tmp_path / "schedule.json"
+    assert main(["demo", *SMALL, "--tokens", "130", "--trace", str(trace), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["passed"]
+    assert said["bit_equal_repeat"]
+    assert said["decision"].startswith("fused (dsv4 SM90 kernel")
+    # 65 rows go each way as five blocks of 16 rows; flags and tokens come on top.
+    least = said["wire_bytes_per_rank"]
+    assert all(least <= sent <= 80 / 65 * least + 256 for sent in said["link_bytes_per_rank"])
+    assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert main(["demo", *SMALL, "--tokens", "9", "--trace", str(trace)]) == 0
+    shown = capsys.readouterr().out
+    assert "sm_90a emulated by dsv4-ptx-emulator" in shown
+    assert f"trace:      {trace}" in shown
+
+
+def test_without_an_emulator_the_demo_says_so_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "default_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(demo, "installed_emulators", dict)
+    assert main(["demo", *SMALL, "--tokens", "9"]) == 0
+    assert "dsv4-ptx-emulator is not installed" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_the_demo_fails_on_a_wrong_result(

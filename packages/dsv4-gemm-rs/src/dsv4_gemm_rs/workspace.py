@@ -24,6 +24,7 @@ from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
+from dsv4_symm_mem.accelerator import Accelerator, CudaAccelerator, accelerator_of
 from dsv4_symm_mem.arena import SymmetricArena, SymmetricTensor
 from dsv4_symm_mem.backends import VirtualRank
 from dsv4_symm_mem.collectives.reduce_scatter import HOST_TILE
@@ -131,6 +132,7 @@ class Workspace:
         self.launches: LaunchExchange | None = None
         self._arena = arena
         self._closed = False
+        self._accelerator = accelerator_of(communicator)
         self._on_gpu = communicator.device.type == "cuda"
         self._busy = threading.Lock()
         self._decisions: dict[Problem, Decision] = {}
@@ -140,7 +142,9 @@ class Workspace:
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
             if machine.arch in machine.fused_archs:
                 staging = staging_bytes(machine.multiprocessors) if communicator.size > 1 else 0
-                self.launches = LaunchExchange(layout, block, communicator.rank, deadline, staging)
+                self.launches = LaunchExchange(
+                    layout, block, communicator.rank, deadline, self._accelerator, staging
+                )
         self.order = torch.zeros(1, dtype=torch.int32, device=communicator.device)
         self.handle = f"workspace-{next(_handles)}"
         _workspaces[self.handle] = self
@@ -206,7 +210,7 @@ class Workspace:
                 "deadline": deadline,
                 "sm_margin": sm_margin,
                 "version": __version__,
-                "arch": _arch(communicator.device),
+                "arch": _arch(accelerator_of(communicator)),
             },
         )
         arena, block, obstacle = _create_arena(communicator, max_tokens, n, backend)
@@ -217,7 +221,9 @@ class Workspace:
                 decide(machine, Problem(0, n, 0, WeightKind.MXFP8), requested)
 
             def set_up() -> Workspace:
-                if machine.symmetric and machine.arch in machine.fused_archs:
+                # An emulator loads a kernel at its first launch without keeping others from running.
+                on_gpu = communicator.device.type == "cuda"
+                if on_gpu and machine.symmetric and machine.arch in machine.fused_archs:
                     warm_up(communicator.device)
                 return cls(communicator, machine, requested, max_tokens, n, deadline, arena, block)
 
@@ -305,7 +311,7 @@ class Workspace:
             elif decision.gemm is Gemm.FUSED_SM90:
                 activations_bf16(operands)
                 weight.bf16()
-        if self.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.synchronize(self.device)
 
     def check(self) -> None:
@@ -322,7 +328,7 @@ class Workspace:
             raise ClosedError("this workspace was closed")
         if self.launches is not None:
             self.launches.check()
-        if self.exchange is not None and (self.device.type == "cpu" or self.exchange.ended):
+        if self.exchange is not None and (self._accelerator is None or self.exchange.ended):
             self.exchange.check()
 
     @contextmanager
@@ -352,7 +358,7 @@ class Workspace:
             return
         self._closed = True
         try:
-            if self.device.type == "cuda":
+            if self._on_gpu:
                 # A kernel may still be using the exchange's memory; deadlines bound the wait.
                 torch.cuda.synchronize(self.device)
             if self._arena is not None:
@@ -407,10 +413,11 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin
     }
     everyone = communicator.all_gather(mine)
     multiprocessors = min(facts["multiprocessors"] for facts in everyone)
-    if communicator.device.type == "cuda" and multiprocessors < 1:
+    accelerator = accelerator_of(communicator)
+    if accelerator is not None and multiprocessors < 1:
         raise UnsupportedError(f"{communicator.size} ranks and sm_margin={sm_margin} leave a rank no SM")
     return Machine(
-        arch=_arch(communicator.device),
+        arch=_arch(accelerator),
         world_size=communicator.size,
         multicast=all(facts["multicast"] for facts in everyone),
         symmetric=arena is not None,
@@ -422,19 +429,18 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin
 
 
 def _multiprocessors(communicator: Communicator, sm_margin: int) -> int:
-    """SMs for one rank's kernels: virtual ranks share a device, and all of them must be resident at once."""
-    if communicator.device.type != "cuda":
+    """SMs for one rank's kernels: virtual ranks share a CUDA device, and all must be resident at once."""
+    accelerator = accelerator_of(communicator)
+    if accelerator is None:
         return 0
-    count = torch.cuda.get_device_properties(communicator.device).multi_processor_count - sm_margin
-    return count // communicator.size if isinstance(communicator, VirtualRank) else count
+    count = accelerator.multiprocessors - sm_margin
+    shared = isinstance(communicator, VirtualRank) and isinstance(accelerator, CudaAccelerator)
+    return count // communicator.size if shared else count
 
 
 def _is_deadline(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 <= value <= MAX_DEADLINE
 
 
-def _arch(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+def _arch(accelerator: Accelerator | None) -> int | None:
+    return None if accelerator is None else accelerator.arch

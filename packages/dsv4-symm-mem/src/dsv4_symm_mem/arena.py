@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dsv4_symm_mem.accelerator import accelerator_of
 from dsv4_symm_mem.backends import BACKENDS, Backend, MappedMemory, default_backend
 from dsv4_symm_mem.communicator import Communicator, agree, communicator_of, require_equal
 from dsv4_symm_mem.errors import ArgumentError, ClosedError
@@ -174,14 +175,19 @@ class SymmetricArena:
             return
         try:
             if wait:
+                accelerator = accelerator_of(self.communicator)
+                if accelerator is not None and accelerator.emulated:
+                    # Launches are executed by whoever synchronises first, and all of them are to take part.
+                    self.communicator.all_gather(None)
                 agree(self.communicator, "closing a symmetric arena", self._synchronize)
         finally:
             self._memory = None
             self._backend.release()
 
     def _synchronize(self) -> None:
-        if self.communicator.device.type == "cuda":
-            torch.cuda.synchronize(self.communicator.device)
+        accelerator = accelerator_of(self.communicator)
+        if accelerator is not None:
+            accelerator.synchronize()
 
     def _mapped(self) -> MappedMemory:
         if self._memory is None:

@@ -59,7 +59,7 @@ def _load_all(device: torch.device) -> None:
 def launch(
     plan: LaunchPlan, x: torch.Tensor, weight: torch.Tensor, launches: LaunchExchange, out: torch.Tensor
 ) -> None:
-    """Launch the kernel on the current stream.
+    """Launch the kernel on the exchange's current stream.
 
     Args:
         plan: Numbers of the launch, equal on all ranks.
@@ -85,5 +85,6 @@ def launch(
         plan.group_rows,
         plan.lag,
         plan.grid,
-        stream=torch.cuda.current_stream(out.device),
+        stream=launches.stream(),
+        memory=(x, weight, out, *launches.memory),
     )

@@ -19,6 +19,7 @@ from typing import TypeVar, cast
 
 import torch
 
+from dsv4_symm_mem.accelerator import Accelerator, Emulation
 from dsv4_symm_mem.backends.base import MappedMemory
 from dsv4_symm_mem.communicator import Communicator
 from dsv4_symm_mem.errors import ArgumentError, GroupError, UnsupportedError
@@ -34,13 +35,25 @@ class VirtualGroup:
     Args:
         size: Number of ranks P, 1 to 128.
         device: The one device that all ranks use.
+        emulation: Executes the ranks' kernels on host memory; None for the device's own. Tensors are on the
+        CPU
+            then.
     """
 
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, size: int, device: torch.device | str = "cpu", *, emulation: Emulation | None = None
+    ) -> None:
         if not 1 <= size <= MAX_WORLD_SIZE:
             raise ArgumentError("size", size, f"1 to {MAX_WORLD_SIZE}")
         self.size = size
         self.device = torch.device(device)
+        if emulation is not None and self.device.type != "cpu":
+            raise ArgumentError("device", str(self.device), "cpu, where kernels are emulated")
+        if emulation is not None and len(emulation.accelerators) != size:
+            raise ArgumentError(
+                "emulation", len(emulation.accelerators), f"{size} devices, one for each rank"
+            )
+        self.emulation = emulation
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._barrier = threading.Barrier(size)
@@ -107,11 +120,24 @@ class VirtualRank:
         return self.group.device
 
     @property
+    def accelerator(self) -> Accelerator | None:
+        """This rank's emulated device, or None."""
+        emulation = self.group.emulation
+        return None if emulation is None else emulation.accelerators[self.rank]
+
+    @property
     def stream(self) -> torch.cuda.Stream | None:
         """This rank's own CUDA stream, made at first use; None on a CPU."""
         if self._stream is None and self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
+
+    def synchronize(self) -> None:
+        """Wait for what this rank has launched; does nothing on a CPU that emulates nothing."""
+        if self.accelerator is not None:
+            self.accelerator.synchronize()
+        elif self.stream is not None:
+            self.stream.synchronize()
 
     def all_gather(self, value: T) -> list[T]:
         """Every rank's `value`, in rank order; objects are shared, not copied."""
@@ -137,6 +163,8 @@ class VirtualBackend:
         if self._local.device.type == "cuda":
             # The zeros are written on this rank's stream; peers touch the memory from theirs.
             torch.cuda.current_stream(self._local.device).synchronize()
+        if self._communicator.accelerator is not None:
+            self._communicator.accelerator.share(self._local)
 
     def map(self) -> MappedMemory:
         """Collect every rank's buffer."""
@@ -146,4 +174,6 @@ class VirtualBackend:
 
     def release(self) -> None:
         """Drop the buffer."""
+        if self._local is not None and self._communicator.accelerator is not None:
+            self._communicator.accelerator.unshare(self._local)
         self._local = None

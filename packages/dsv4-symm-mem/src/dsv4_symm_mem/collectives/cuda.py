@@ -76,5 +76,6 @@ def reduce_scatter_cuda(
         group_rows,
         lag,
         grid,
-        stream=torch.cuda.current_stream(out.device),
+        stream=launches.stream(),
+        memory=(partial, out, *launches.memory),
     )

@@ -70,7 +70,17 @@ class ExchangeArguments(NamedTuple):
 
 
 EXAMPLE_ARGUMENTS = ExchangeArguments(
-    *[Int64(0)] * 3, Int32(0), Int32(1), Int32(1), *[Int64(0)] * 3, Int32(0), Int64(0)
+    own_base=Int64(0),
+    bases=Int64(0),
+    report=Int64(0),
+    rank=Int32(0),
+    world_size=Int32(1),
+    max_tiles=Int32(1),
+    flag_row_bytes=Int64(0),
+    slots_offset=Int64(0),
+    slot_bytes=Int64(0),
+    signature=Int32(0),
+    timeout=Int64(0),
 )
 """Values to compile a kernel with."""
 

@@ -13,6 +13,7 @@ import math
 
 import torch
 
+from dsv4_symm_mem.accelerator import Accelerator, CudaAccelerator, Stream
 from dsv4_symm_mem.arena import SymmetricTensor
 from dsv4_symm_mem.protocol.failure import describe, own_diagnosis
 from dsv4_symm_mem.protocol.layout import (
@@ -33,11 +34,16 @@ class LaunchExchange:
 
     Args:
         layout: Placement of words and slots, equal on all ranks.
-        block: The symmetric block on CUDA, `layout.total_bytes` of uint8.
+        block: The symmetric block, `layout.total_bytes` of uint8.
         rank: This rank.
         deadline: Seconds that a wait may last; 0 waits for ever.
-        staging_bytes: Device memory for tiles that wait to be sent, see `device.forward`; 0 where no kernel
-            of this exchange stages any.
+        accelerator: Where the kernels run; default the CUDA device of `block`.
+        staging_bytes: Memory of this rank's own for tiles that wait to be sent, see `device.forward`; 0 where
+            no kernel of this exchange stages any.
+
+    Attributes:
+        staging: Its address.
+        memory: What kernels touch of the exchange beside the block, for `Kernel`.
     """
 
     def __init__(
@@ -46,16 +52,19 @@ class LaunchExchange:
         block: SymmetricTensor,
         rank: int,
         deadline: float,
+        accelerator: Accelerator | None = None,
         staging_bytes: int = 0,
     ) -> None:
+        self.accelerator = accelerator or CudaAccelerator(block.local.device)
         self.layout = layout
         self.rank = rank
         self.deadline = deadline
         self._bases = torch.tensor(block.pointers, dtype=torch.int64, device=block.local.device)
-        self._report = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._report = torch.zeros(1, dtype=torch.int64, pin_memory=block.local.device.type == "cuda")
         self._reported = self._report.numpy()
         self._staging = torch.zeros(staging_bytes, dtype=torch.uint8, device=block.local.device)
         self.staging = self._staging.data_ptr()
+        self.memory = (self._bases, self._report, self._staging)
         self._control = block.local[:CONTROL_BYTES].view(torch.int64)
         self._fixed = (
             block.pointers[rank],
@@ -77,6 +86,10 @@ class LaunchExchange:
         block = SymmetricTensor("scratch", 0, memory, (memory,), (memory.data_ptr(),), 0)
         return cls(layout, block, 0, 0.0)
 
+    def stream(self) -> Stream:
+        """Where a launch goes now."""
+        return self.accelerator.current_stream()
+
     def arguments(self, signature: int) -> tuple[int, ...]:
         """The exchange's part of a kernel's arguments, in the order that `device.exchange.Exchange` has."""
         # Rounded up: 0 would mean no deadline.
@@ -90,8 +103,11 @@ class LaunchExchange:
         """
         if self._reported[0] == 0:
             return
-        with torch.cuda.stream(torch.cuda.Stream(self._control.device)):
-            control = self._control.cpu()
+        if self._control.device.type == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream(self._control.device)):
+                control = self._control.cpu()
+        else:
+            control = self._control
         first = DIAGNOSIS_OFFSET // WORD_BYTES
         words = control[first : first + DIAGNOSIS_WORDS].tolist()
         abort = Abort.decode(int(control[ABORT_OFFSET // WORD_BYTES]))

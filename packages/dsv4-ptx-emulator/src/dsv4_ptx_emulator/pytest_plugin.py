@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest fixture `emulator`: makes systems of emulated devices for a test, and looks after them.
+
+    def test_exchange(emulator):
+        system = emulator(ranks=2)
+        ...
+        system.run()
+
+Contract: `emulator(...)` takes what `System` takes. The seed comes from `--emulator-seed` unless the test
+gives one, and stands in a failed test's report. With `--emulator-traces FOLDER` each system's schedule is
+written there. A test that ends with launches it never ran has a mistake, and is told.
+
+pytest itself is imported only once it runs this plugin, as the package does not depend on it; so the fixture
+is made in `pytest_configure`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+    from dsv4_ptx_emulator.runtime.system import System
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("dsv4-ptx-emulator")
+    group.addoption("--emulator-seed", type=int, default=0, help="seed of the emulator's schedules")
+    group.addoption(
+        "--emulator-traces", type=Path, default=None, help="folder for schedules as Chrome traces"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the fixture."""
+    import pytest
+
+    class Fixtures:
+        """Holds the fixture."""
+
+        @pytest.fixture
+        def emulator(self, request: pytest.FixtureRequest) -> Iterator[Callable[..., System]]:
+            """Makes a `System`; see `dsv4_ptx_emulator.pytest_plugin`."""
+            yield from _systems(request)
+
+    config.pluginmanager.register(Fixtures(), "dsv4-ptx-emulator-fixtures")
+
+
+def _systems(request: pytest.FixtureRequest) -> Iterator[Callable[..., System]]:
+    # Not before a test asks for it: NumPy would be imported by every pytest of the environment.
+    from dsv4_ptx_emulator.runtime.system import System
+
+    made: list[System] = []
+    traces: Path | None = request.config.getoption("--emulator-traces")
+
+    def make(ranks: int = 1, **options: Any) -> System:
+        options.setdefault("seed", request.config.getoption("--emulator-seed"))
+        options.setdefault("trace", traces is not None)
+        system = System(ranks, **options)
+        made.append(system)
+        text = f"{ranks} rank(s), {system.arch}, seed {options['seed']}"
+        request.node.add_report_section("setup", "emulator", text)
+        return system
+
+    yield make
+    for number, system in enumerate(made):
+        if traces is not None:
+            traces.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
+            system.write_trace(traces / f"{name}-{number}.json")
+        if system.failure is None and system.pending:
+            raise RuntimeError(f"the test never ran {system.pending} launch(es): System.run, or synchronise")
