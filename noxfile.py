@@ -47,6 +47,7 @@ def scratch(session: nox.Session) -> Path:
         HYPOTHESIS_STORAGE_DIRECTORY=str(folder / "hypothesis"),
         MYPY_CACHE_DIR=str(folder / "mypy"),
         RUFF_CACHE_DIR=str(folder / "ruff"),
+        DSV4_CACHE_DIR=str(folder / "artefacts"),
         PYTHONPYCACHEPREFIX=str(folder / "pycache"),
         PYTHONDONTWRITEBYTECODE="",
         # Two names for one thing: pip took build environments out of the first in release 25.3.

@@ -25,13 +25,16 @@ def render(result: dict[str, Any]) -> str:
     software = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "nvidia-cutlass-dsl") if name in versions
     )
+    table = {"start": _start, "latency": _latencies}.get(result["rows"][0].get("measure", "latency"), _link)
+    where = f"{machine['device']}, driver {machine['driver']}, CUDA {machine['cuda']}"
+    if machine["arch"] is None:
+        where = f"{machine['cpu_count']} cores of {machine['device']}, no GPU"
     lines = [
-        f"{machine['device']}, driver {machine['driver']}, CUDA {machine['cuda']}, {software}; "
-        f"{machine['ranks']} ranks ({machine['ranks_are']}); {result['date'][:10]}.",
+        f"{where}, {software}; {machine['ranks']} ranks ({machine['ranks_are']}); {result['date'][:10]}.",
         "",
         f"`{result['command']}`",
         "",
-        *(_link(result["rows"]) if "measure" in result["rows"][0] else _latencies(result["rows"])),
+        *table(result["rows"]),
     ]
     missed = [check for check in result["checks"] if not check["holds"]]
     held = len(result["checks"]) - len(missed)
@@ -55,6 +58,24 @@ def _latencies(rows: list[dict[str, Any]]) -> list[str]:
         floor = next(row["floor_us"] for row in rows if row["m"] == m)
         body.append([f"M = {m}", *cells, f"{floor:.1f}" if floor else ""])
     return _table(["median µs", *cases, "limit"], body)
+
+
+def _start(rows: list[dict[str, Any]]) -> list[str]:
+    """Seconds of a start by phase, a row for each case."""
+    phases = {"torch_s": "import torch", "package_s": "import dsv4", "dsl_s": "import DSL"}
+    phases |= {"kernels_s": "kernels", "total_s": "total", "kernels_cpu_s": "kernels' processor time"}
+    body = [
+        [
+            f"{row['processes']}",
+            row["case"],
+            *(f"{row[phase]:.2f}" for phase in phases),
+            f"{row['compiled']}",
+            f"{row['loaded']}",
+        ]
+        for row in rows
+    ]
+    head = ["processes", "cache", *(f"{name}, s" for name in phases.values()), "compiled", "loaded"]
+    return _table(head, body)
 
 
 def _link(rows: list[dict[str, Any]]) -> list[str]:

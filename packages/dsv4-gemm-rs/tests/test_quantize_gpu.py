@@ -275,15 +275,16 @@ def test_no_allocation_with_out() -> None:
 def test_threads_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     from dsv4_gemm_rs.quantize import kernel
 
-    compile_kernel, calls = kernel.compile_kernel, []
+    compile_launch, calls = kernel.compile_launch, []
 
     def counted(*arguments: object) -> object:
         calls.append(arguments)
-        return compile_kernel(*arguments)  # type: ignore[arg-type]
+        return compile_launch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kernel, "compile_kernel", counted)
+    monkeypatch.setenv("DSV4_CACHE_DIR", "off")
+    monkeypatch.setattr(kernel, "compile_launch", counted)
     monkeypatch.setattr(kernel, "_ready", {})
-    monkeypatch.setattr(kernel, "_compiled", {})
+    monkeypatch.setattr("dsv4_symm_mem.compiled._kernels", {})
     inputs = [adversarial(129, 256, torch.bfloat16, seed) for seed in range(16)]
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda one: quantize_mxfp8(one.cuda()), inputs))

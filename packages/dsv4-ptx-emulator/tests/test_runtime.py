@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cutlass
@@ -305,3 +307,31 @@ def test_fat_binaries() -> None:
     body = other + entry + cubin
     header = (0xBA55ED50).to_bytes(4, "little") + b"\x01\x00\x10\x00" + len(body).to_bytes(8, "little")
     assert cubins_of(header + body) == [cubin]
+
+
+REAL_FIRST = """
+import cutlass
+import cutlass.cute as cute
+from dsv4_ptx_emulator.runtime.errors import RuntimeLibraryError
+from dsv4_ptx_emulator.runtime.system import System
+
+@cute.jit
+def host(number: cutlass.Int32):
+    pass
+
+cute.compile(host, cutlass.Int32(1))(cutlass.Int32(1))
+try:
+    System(ranks=1).compile(host, cutlass.Int32(1))
+except RuntimeLibraryError as error:
+    print(error)
+"""
+
+
+def test_a_process_that_ran_a_host_function_is_told_to_emulate_elsewhere(tmp_path: Path) -> None:
+    # The DSL reads the source of what it compiles.
+    program = tmp_path / "real_first.py"
+    program.write_text(REAL_FIRST, encoding="utf-8")
+    ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert "was loaded in this process before" in ran.stdout
+    assert "emulate in a fresh process" in ran.stdout

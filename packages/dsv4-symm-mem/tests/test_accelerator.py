@@ -72,7 +72,8 @@ class Recorders:
 def test_a_kernel_is_compiled_once_for_each_target() -> None:
     built: list[int] = []
 
-    def build() -> int:
+    def build(options: str) -> int:
+        assert options == "--enable-tvm-ffi"
         built.append(len(built))
         return built[-1]
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ from dsv4_symm_mem.communicator import (
     communicator_of,
     require_equal,
 )
+from dsv4_symm_mem.compiled import Tally
 from dsv4_symm_mem.errors import (
     ArgumentError,
     ClosedError,
@@ -83,14 +85,22 @@ def exchange_layout(world_size: int, max_tokens: int, n: int) -> ExchangeLayout:
 
 @dataclass
 class Counters:
-    """What a workspace has done: calls by path, and how often each reason led to a fallback."""
+    """What a workspace has done: calls by path, how often each reason led to a fallback, kernels made ready.
+
+    Another workspace of the same process may have made kernels ready before; then this one made none.
+    """
 
     calls: Counter[str]
     fallbacks: Counter[str]
+    kernels: Tally
 
-    def as_dict(self) -> dict[str, dict[str, int]]:
+    def as_dict(self) -> dict[str, dict[str, Any]]:
         """Plain dictionaries, ready for JSON."""
-        return {"calls": dict(self.calls), "fallbacks": dict(self.fallbacks)}
+        return {
+            "calls": dict(self.calls),
+            "fallbacks": dict(self.fallbacks),
+            "kernels": self.kernels.as_dict(),
+        }
 
 
 class Workspace:
@@ -104,7 +114,7 @@ class Workspace:
         deadline: Seconds after which a wait for a peer ends; 0 for never.
         exchange: This rank's end of the exchange as the host drives it, or None without symmetric memory.
         launches: The same as kernels take it, or None without symmetric memory or kernels for the device.
-        counters: Calls by path and fallbacks by reason.
+        counters: Calls by path, fallbacks by reason, kernels loaded and compiled.
         order: A one-element tensor that torch operators declare as written, so that compilers keep the order
             of calls; its value means nothing.
         handle: Name by which torch operators refer to this object.
@@ -127,7 +137,7 @@ class Workspace:
         self.max_tokens = max_tokens
         self.n = n
         self.deadline = deadline
-        self.counters = Counters(Counter(), Counter())
+        self.counters = Counters(Counter(), Counter(), Tally())
         self.exchange: HostExchange | None = None
         self.launches: LaunchExchange | None = None
         self._arena = arena
@@ -223,9 +233,12 @@ class Workspace:
             def set_up() -> Workspace:
                 # An emulator loads a kernel at its first launch without keeping others from running.
                 on_gpu = communicator.device.type == "cuda"
+                tally = Tally()
                 if on_gpu and machine.symmetric and machine.arch in machine.fused_archs:
-                    warm_up(communicator.device)
-                return cls(communicator, machine, requested, max_tokens, n, deadline, arena, block)
+                    tally = warm_up(communicator.device)
+                made = cls(communicator, machine, requested, max_tokens, n, deadline, arena, block)
+                made.counters.kernels = tally
+                return made
 
             workspace = agree(communicator, "setting up a workspace", set_up)
         except BaseException as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`doctor`: what this machine and group offer, and which path calls would take here."""
+"""`doctor`: what this machine and group offer, which path calls take here, which kernels wait compiled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import json
 from typing import Any
 
 from dsv4_symm_mem.backends import VirtualGroup
+from dsv4_symm_mem.compiled import gpu_arch
 from dsv4_symm_mem.probe import SWITCHES, GroupProbe, probe
 
 from dsv4_gemm_rs._version import __version__
+from dsv4_gemm_rs.cli.cached import CacheState
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option
 from dsv4_gemm_rs.dispatch import Problem
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.weights import WeightKind
-from dsv4_gemm_rs.workspace import Workspace
+from dsv4_gemm_rs.workspace import FUSED_ARCHS, Workspace
 
 _TOKENS = (16, 128, 1024, 8192)
 
@@ -23,7 +25,7 @@ _TOKENS = (16, 128, 1024, 8192)
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
-        "doctor", help="describe the machine and say which path would be taken and why"
+        "doctor", help="describe the machine, say which path is taken and why, and what is compiled already"
     )
     parser.add_argument(
         "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
@@ -47,10 +49,14 @@ def run(options: argparse.Namespace) -> int:
             decisions = _decisions(group)
     if described.rank != 0:
         return 0
+    archs = sorted({device.arch for device in described.devices if device.arch}) or sorted(FUSED_ARCHS)
+    cache = CacheState.of([gpu_arch(divmod(arch, 10)) for arch in archs])
     if options.json:
-        print(json.dumps({"version": __version__, **described.as_dict(), "decisions": decisions}, indent=1))
+        shown = {**described.as_dict(), "decisions": decisions, "cache": cache.as_dict()}
+        print(json.dumps({"version": __version__, **shown}, indent=1))
     else:
         _print(described, decisions)
+        print(cache)
     return 0
 
 

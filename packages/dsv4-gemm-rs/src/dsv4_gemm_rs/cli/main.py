@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dsv4_symm_mem.errors import Dsv4Error
 
 from dsv4_gemm_rs._version import __version__
-from dsv4_gemm_rs.cli import bench, bench_link, demo, doctor
+from dsv4_gemm_rs.cli import bench, bench_link, bench_start, compile_kernels, demo, doctor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (doctor, demo, bench, bench_link):
+    for command in (doctor, demo, compile_kernels, bench, bench_link, bench_start):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

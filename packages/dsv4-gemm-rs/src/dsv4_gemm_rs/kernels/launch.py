@@ -8,11 +8,12 @@ import threading
 
 import torch
 from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
+from dsv4_symm_mem.compiled import Tally, gpu_arch, prepare
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.tiles import TileShape
 
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan
-from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel
+from dsv4_gemm_rs.kernels.cache import PARTIALS, gemm_reduce_scatter_kernel, kernels_of
 from dsv4_gemm_rs.kernels.sm90.config import FAMILY
 from dsv4_gemm_rs.quantize import compile_quantizer
 
@@ -22,17 +23,25 @@ _warm: set[torch.device] = set()
 _warming = threading.Lock()
 
 
-def warm_up(device: torch.device) -> None:
-    """Compile and load every kernel of the fused and unfused paths on `device`, once per process.
+def warm_up(device: torch.device) -> Tally:
+    """Make every kernel of the fused and unfused paths ready on `device`, once per process.
 
     A kernel's first launch loads its module, which must not happen while another kernel spins for a peer or
     while a graph is captured, so all of it is done before the first call.
+
+    Returns:
+        What was loaded from the cache of artefacts and what was compiled.
     """
     with _warming:
-        if device not in _warm:
-            with torch.cuda.device(device):
-                _load_all(device)
-            _warm.add(device)
+        if device in _warm:
+            return Tally()
+        with torch.cuda.device(device):
+            arch = gpu_arch(torch.cuda.get_device_capability(device))
+            tally = prepare(kernels_of(arch), arch)
+            logger.info("kernels for %s on %s: %s", arch, device, tally)
+            _launch_all(device)
+        _warm.add(device)
+        return tally
 
 
 def staging_bytes(ctas: int) -> int:
@@ -40,8 +49,7 @@ def staging_bytes(ctas: int) -> int:
     return ctas * max(config.staging_bytes for config in FAMILY)
 
 
-def _load_all(device: torch.device) -> None:
-    logger.info("compiling %d kernels for %s", len(FAMILY) + 4, device)
+def _launch_all(device: torch.device) -> None:
     compile_quantizer(device, round_trip=True)
     compile_quantizer(device)
     scratch = LaunchExchange.scratch(device)
@@ -50,7 +58,7 @@ def _load_all(device: torch.device) -> None:
     out = torch.empty(64, 320, dtype=torch.bfloat16, device=device)
     for config in FAMILY:
         launch(LaunchPlan(config, config.cluster, 1, 1, 0), x, weight, scratch, out)
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in PARTIALS:
         partial = torch.zeros(64, 320, dtype=dtype, device=device)
         reduce_scatter_cuda(scratch, partial, out, TileShape(64, 128), 0, 1, 1, 1)
     torch.cuda.synchronize(device)

@@ -46,8 +46,10 @@ import cutlass
 import torch
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.runtime import make_fake_stream
+from dsv4_symm_mem.compiled import gpu_arch
 from dsv4_symm_mem.errors import UnsupportedError
 
+from dsv4_gemm_rs.kernels.cache import quantizer_kernel
 from dsv4_gemm_rs.quantize.layout import ATOM_BLOCKS, ATOM_BYTES, ScaleLayout, k_tiles, padded_rows
 from dsv4_gemm_rs.quantize.rule import (
     BLOCK,
@@ -332,6 +334,20 @@ def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout | None, *,
         options: Further options of `cute.compile`, as `--keep-ptx`.
 
     Returns:
+        As `compile_launch`.
+    """
+    return compile_launch(dtype, layout, f"--enable-tvm-ffi --gpu-arch {arch} {options}".strip())
+
+
+def compile_launch(dtype: torch.dtype, layout: ScaleLayout | None, options: str) -> Any:
+    """Compile `launch_grid`; needs no GPU.
+
+    Args:
+        dtype: dtype of x.
+        layout: Layout of the scales; None for a round trip.
+        options: Options of `cute.compile`.
+
+    Returns:
         The compiled function; takes the arguments of `launch_grid` up to `stream`, all of them integers.
     """
     return cute.compile(
@@ -342,23 +358,17 @@ def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout | None, *,
         make_fake_stream(),
         dtype,
         layout,
-        options=f"--enable-tvm-ffi --gpu-arch {arch} {options}".strip(),
+        options=options,
     )
 
 
 _Compiled = Callable[..., None]
 _lock = threading.Lock()
-_compiled: dict[tuple[str, torch.dtype, ScaleLayout | None], _Compiled] = {}
 _ready: dict[tuple[int, torch.dtype, ScaleLayout | None], _Compiled] = {}
 
 
-def _arch(device: int) -> str:
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
-
-
 def ready(device: int, dtype: torch.dtype, layout: ScaleLayout | None) -> _Compiled:
-    """The kernel for a CUDA device, compiled and loaded; from a table after the first call. Thread-safe.
+    """The kernel for a CUDA device, ready to be launched; from a table after the first call. Thread-safe.
 
     `layout` is that of the scales, None for a round trip.
 
@@ -381,15 +391,14 @@ def _make_ready(device: int, dtype: torch.dtype, layout: ScaleLayout | None) -> 
                 f"the {kernel} is used for the first time on cuda:{device} inside a CUDA graph capture, "
                 "where it cannot be loaded; call compile_quantizer before it"
             )
-        arch = _arch(device)
+        arch = gpu_arch(torch.cuda.get_device_capability(device))
         try:
-            function = _compiled.get((arch, dtype, layout)) or compile_kernel(arch, dtype, layout)
+            function: _Compiled = quantizer_kernel(dtype, layout).function(arch)
             # No strip of an empty matrix is present, so no address is used.
             function(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, torch.cuda.current_stream().cuda_stream)
         except Exception as error:
             reason = f"the {kernel} cannot be compiled and loaded for {arch} on cuda:{device}: {error}"
             raise UnsupportedError(reason) from error
-    _compiled[arch, dtype, layout] = function
     _ready[device, dtype, layout] = function
     return function
 

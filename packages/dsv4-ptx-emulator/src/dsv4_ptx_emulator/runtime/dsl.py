@@ -3,7 +3,11 @@
 
 Contract: inside of `compiling`, whatever the DSL compiles is linked against the stand-in, for the given
 architecture, and its PTX can afterwards be looked up by the machine code that its host function carries. On
-leaving the DSL is as it was, so one process may use a GPU and the emulator.
+leaving the DSL's settings are as they were.
+
+Trap: of the DSL's run-time library and the stand-in, whichever a process loads first serves every host
+function that is linked later. So a process that has run any compiled host function of the DSL cannot compile
+for the emulator any more, which is refused here, and one that has used the emulator cannot use a GPU.
 
 The DSL's settings (`CUTE_DSL_LIBS`, `CUTE_DSL_ARCH`, `CUTE_DSL_KEEP`, `CUTE_DSL_DUMP_DIR`) are environment
 variables that it reads when it is imported and remembers for the life of the process. Here the object that
@@ -39,7 +43,12 @@ FAT_MAGIC = 0xBA55ED50
 ELF_KIND = 2
 ELF_MAGIC = b"\x7fELF"
 
+REAL_LIBRARY = "libcute_dsl_runtime.so"
+"""The DSL's run-time library."""
+
 _changing = threading.RLock()
+_stand_in_first: set[Path] = set()
+"""The stand-in, once a compilation for the emulator has begun before the real library was loaded."""
 
 
 class PtxStore:
@@ -141,9 +150,16 @@ def compiling(library: Path, arch: str, store: PtxStore) -> Iterator[None]:
         store: Where the PTX goes.
 
     Raises:
-        RuntimeLibraryError: The DSL is not installed, or not in a version whose settings are understood.
+        RuntimeLibraryError: The DSL is not installed, or not in a version whose settings are understood, or
+            its own run-time library was loaded before.
     """
     with _changing:
+        if not _stand_in_first and _is_loaded(REAL_LIBRARY):
+            raise RuntimeLibraryError(
+                f"{REAL_LIBRARY} was loaded in this process before and would get the launches: a compiled "
+                "host function has run here; emulate in a fresh process"
+            )
+        _stand_in_first.add(library)
         owner = _dsl()
         before = owner.envar
         owner.envar = _settings(before, library, arch, store)
@@ -152,6 +168,15 @@ def compiling(library: Path, arch: str, store: PtxStore) -> Iterator[None]:
         finally:
             owner.envar = before
             store.collect()
+
+
+def _is_loaded(name: str) -> bool:
+    """Whether this process has mapped a library of that file name; False where the system does not say."""
+    try:
+        mappings = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(line.rstrip().endswith(f"/{name}") for line in mappings.splitlines())
 
 
 def _dsl() -> Any:

@@ -18,13 +18,13 @@ from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 def reduce_scatter_kernel(dtype: torch.dtype) -> Kernel:
     """The compiled kernel for FP32 or BF16 partials."""
 
-    def build() -> Any:
+    def build(options: str) -> Any:
         import cutlass.cute as cute
 
         from dsv4_symm_mem.collectives.reduce_scatter_kernel import ReduceScatter, example_arguments
 
         kernel = ReduceScatter(from_float=dtype == torch.float32)
-        return cute.compile(kernel, *example_arguments(), options="--enable-tvm-ffi")
+        return cute.compile(kernel, *example_arguments(), options=options)
 
     return compiled(("reduce_scatter", dtype), build)
 

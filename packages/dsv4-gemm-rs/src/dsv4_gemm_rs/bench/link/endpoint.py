@@ -38,15 +38,15 @@ KERNELS = (
 def link_kernel(name: str) -> Kernel:
     """The compiled kernel `name`; its arguments are those of its host function."""
 
-    def build() -> Any:
+    def build(options: str) -> Any:
         import cutlass.cute as cute
 
         from dsv4_gemm_rs.bench.link.kernels import example_arguments
 
         function, arguments = example_arguments(name)
-        return cute.compile(function, *arguments, options="--enable-tvm-ffi")
+        return cute.compile(function, *arguments, options=options)
 
-    return compiled(("link", name), build)
+    return compiled(("link", str(name)), build, "dsv4_gemm_rs")
 
 
 class Endpoint:
