@@ -116,10 +116,13 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every package's CPU tests and the repository's, in one environment."""
+    """Every package's CPU tests and the repository's, in one environment.
+
+    But for dsv4-mhc's, which have a session of their own: TileLang and the CuTe DSL each bring a compiler.
+    """
     scratch(session)
     install_everything(session, *group("repository"))
-    pytest_on_cpu(session)
+    pytest_on_cpu(session, "--ignore", str(ROOT / "packages" / "dsv4-mhc"))
 
 
 def isolated_tests(session: nox.Session) -> None:
@@ -249,6 +252,45 @@ def bench(session: nox.Session) -> None:
     scratch(session)
     install_everything(session, *package("dsv4-gemm-rs").project["optional-dependencies"]["plot"])
     session.run("dsv4-gemm-rs", "bench", *session.posargs)
+
+
+MUTATED = {
+    "mutants_sm90_gemm_rs": (
+        "GemmReduceScatter",
+        ("fused_lost_token", "fused_lost", "fused_banks", "fused_pair", "fused_trio", "fused_and_unfused"),
+    ),
+    "mutants_reduce_scatter": (
+        "reduce_scatter",
+        ("reduce_scatter_lost_token", "reduce_scatter_lost", "reduce_scatter_pair", "reduce_scatter_trio"),
+    ),
+}
+"""By result, part of the kernel's name and the scenarios that it has to pass."""
+
+
+@nox.session
+def emulate_long(session: nox.Session) -> None:
+    """200 schedules of each scenario and every mutant of the kernels in the emulator; takes hours.
+
+    Writes docs/results/mutants_*.json and docs/emulator_mutants.md. Arguments go to the command, such as
+    --jobs.
+    """
+    scratch(session)
+    install_everything(session, *group("test"))
+    session.env["OMP_NUM_THREADS"] = "1"
+    tests = Path("packages/dsv4-gemm-rs/tests")
+    failed = []
+    for name, (kernel, scenarios) in MUTATED.items():
+        targets = [f"emulated_scenarios:{scenario}" for scenario in scenarios]
+        options = ["--path", str(tests / "support"), "--kernel", kernel, "--name", name]
+        options += ["--arguments", str(tests / "data" / f"{name}.toml")]
+        output = ["--output", f"docs/results/{name}.json"]
+        try:
+            session.run("dsv4-emulate", "mutate", *targets, *options, *output, *session.posargs)
+        except CommandFailed:
+            failed.append(name)
+    session.run("python", "-m", "tools.mutants_page")
+    if failed:
+        session.error(f"checks fail for {', '.join(failed)}")
 
 
 @nox.session

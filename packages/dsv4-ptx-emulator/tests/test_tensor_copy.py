@@ -144,7 +144,6 @@ def test_bytes_outside_of_the_tensor_count_for_the_barrier() -> None:
         ((".2d.", ".3d."), UnsupportedInstruction, "2 coordinates"),
         ((".tile.", ".im2col."), UnsupportedInstruction, "modifier .im2col"),
         ((".tile.", ".tile::gather4."), UnsupportedInstruction, "modifier .tile::gather4"),
-        ((".tile.", ".tile.cta_group::2."), UnsupportedInstruction, "modifier .cta_group::2"),
         (("[%r0], [%d0", "[%r0+15872], [%d0"), OutOfBoundsError, "1024 bytes at shared"),
     ],
 )

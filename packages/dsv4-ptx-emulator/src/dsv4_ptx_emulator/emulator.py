@@ -12,11 +12,12 @@ random from the seed. The same seed, memory addresses and launches give the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from dsv4_ptx_emulator.checkers import standard_checkers
+from dsv4_ptx_emulator.checkers.memory_model.model import MemoryModel
 from dsv4_ptx_emulator.errors import ArgumentError
 from dsv4_ptx_emulator.isa.program import Program
 from dsv4_ptx_emulator.machine.launch import Launch
@@ -27,6 +28,8 @@ from dsv4_ptx_emulator.ptx.module import Kernel, Module, Variable
 from dsv4_ptx_emulator.ptx.parser import parse
 
 MAX_STEPS = 500_000_000
+MEMORY_MODEL = "memory-model"
+"""Value of `checks` that adds the checker of the memory consistency model."""
 
 Extent = tuple[int, int, int]
 
@@ -39,7 +42,10 @@ class Emulator:
         ranks: GPUs.
         seed: Decides every interleaving.
         max_steps: Instructions after which `run` gives up.
-        checks: Whether to attach the standard checkers (uninitialised shared memory).
+        checks: Whether to attach the standard checkers; "memory-model" attaches that of the memory
+            consistency model as well (checkers/memory_model), which takes about as long again as the run.
+        slow_engines: Whether copies and matrix operations may be long under way, as the seed says.
+        rewrite: Changes each PTX text before it is parsed (mutation testing).
 
     Attributes:
         machine: The machine, for observers and engines.
@@ -55,18 +61,26 @@ class Emulator:
         ranks: int = 1,
         seed: int = 0,
         max_steps: int = MAX_STEPS,
-        checks: bool = True,
+        checks: bool | str = True,
+        slow_engines: bool = False,
+        rewrite: Callable[[str], str] | None = None,
     ) -> None:
         if ranks < 1:
             raise ArgumentError("ranks", ranks, "at least 1")
         self.machine = Machine(arch, ranks, seed, max_steps)
+        self.machine.scheduler.slow_engines = slow_engines
+        self._rewrite = rewrite
         self._modules: dict[str, Module] = {}
         self._programs: dict[tuple[str, str, int], Program] = {}
         self._storage: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = []
         self._globals: dict[tuple[str, int], dict[str, int]] = {}
+        if checks not in (False, True, MEMORY_MODEL):
+            raise ArgumentError("checks", checks, f"False, True or {MEMORY_MODEL!r}")
         if checks:
             for checker in standard_checkers():
                 self.machine.attach(checker)
+        if checks == MEMORY_MODEL:
+            self.machine.attach(MemoryModel())
 
     @property
     def steps(self) -> int:
@@ -107,6 +121,38 @@ class Emulator:
         """
         self.machine.global_memory.remove(address)
 
+    def map_multicast(self, address: int, size: int, members: Mapping[int, int], name: str = "") -> None:
+        """Make [address, address + size) multicast addresses of the same bytes on several ranks.
+
+        Args:
+            address: First address; nothing may be registered there. Reserve it so that no host memory ever is
+                (`runtime.multicast` does).
+            size: Bytes.
+            members: By rank, the address of its copy, in memory registered as usual.
+            name: For reports.
+
+        Raises:
+            ArgumentError: A rank does not exist, or an address or the size is unusable.
+            ValueError: The range overlaps what is registered.
+        """
+        for rank in members:
+            if not 0 <= rank < self.machine.ranks:
+                raise ArgumentError("rank", rank, f"0 to {self.machine.ranks - 1}")
+        self.machine.multicast.add(address, size, members, name)
+
+    def unmap_multicast(self, address: int) -> None:
+        """Undo the `map_multicast` at this address.
+
+        Raises:
+            KeyError: Nothing is mapped there.
+        """
+        self.machine.multicast.remove(address)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The PTX texts that were loaded, before any rewriting."""
+        return tuple(self._modules)
+
     def load(self, text: str) -> Module:
         """Parse a PTX text; the same text is parsed once.
 
@@ -115,7 +161,7 @@ class Emulator:
         """
         module = self._modules.get(text)
         if module is None:
-            module = self._modules[text] = parse(text)
+            module = self._modules[text] = parse(self._rewrite(text) if self._rewrite else text)
         return module
 
     def program(self, text: str, entry: str, rank: int = 0) -> Program:

@@ -105,6 +105,20 @@ class AsyncMisuseError(ProgramError):
     """Operands of an asynchronous operation break its rules (descriptor, tensor map, size, group order)."""
 
 
+class MemoryModelError(ProgramError):
+    """Two accesses whose order the ISA's memory consistency model does not guarantee.
+
+    Attributes:
+        rule: Which rule, see checkers/memory_model/findings.py.
+        first_line: Line of the earlier access; `line` is that of the later one.
+    """
+
+    def __init__(self, message: str, *, rule: str, first_line: int, line: int, where: str) -> None:
+        self.rule = rule
+        self.first_line = first_line
+        super().__init__(message, line=line, where=where)
+
+
 class ResourceLimitError(ProgramError):
     """A launch asks for more than the architecture has."""
 

@@ -10,6 +10,9 @@ Contract: `emulator(...)` takes what `System` takes. The seed comes from `--emul
 gives one, and stands in a failed test's report. With `--emulator-traces FOLDER` each system's schedule is
 written there. A test that ends with launches it never ran has a mistake, and is told.
 
+Where there is no NVIDIA driver, the stand-in for the DSL's run-time library is loaded at the start, before
+any test can make the DSL load its own; otherwise whether a test can emulate would depend on those before it.
+
 pytest itself is imported only once it runs this plugin, as the package does not depend on it; so the fixture
 is made in `pytest_configure`.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     import pytest
 
     from dsv4_ptx_emulator.runtime.system import System
+
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the fixture."""
+    """Register the fixture; have the stand-in come first."""
     import pytest
+
+    _stand_in_comes_first()
 
     class Fixtures:
         """Holds the fixture."""
@@ -49,6 +57,16 @@ def pytest_configure(config: pytest.Config) -> None:
             yield from _systems(request)
 
     config.pluginmanager.register(Fixtures(), "dsv4-ptx-emulator-fixtures")
+
+
+def _stand_in_comes_first() -> None:
+    if DRIVER.exists() or find_spec("cutlass") is None:
+        return
+    from dsv4_ptx_emulator.runtime.dsl import load_first
+    from dsv4_ptx_emulator.runtime.library import obstacle, stand_in_library
+
+    if not obstacle():
+        load_first(stand_in_library())
 
 
 def _systems(request: pytest.FixtureRequest) -> Iterator[Callable[..., System]]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the probes on a GPU and keep what comes out: `python record_probes.py data/async_probes.json`.
+"""Run probes on a GPU and keep what comes out: `python record_probes.py data/core_probes.json`.
+
+The file's name says which: async_probes.json or core_probes.json. All results go into a file beside it that
+ends in .raw.npz, for looking into differences later; it is no fixture.
 
 Needs an sm_90a GPU with its driver and nothing else: the driver API is called through ctypes. The driver's
 compiler knows older PTX than the DSL writes, so the texts' version is lowered; nothing in them is newer than
@@ -11,12 +14,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import core_probes
 import numpy as np
 from async_probes import (
     CONVERSIONS,
@@ -30,10 +36,94 @@ from async_probes import (
     emulate,
     fingerprint,
 )
+from core_rows import integers
 from dsv4_ptx_emulator.errors import EmulatorError
 
 VERSION = ".version 8.6"
-PROBES = (*MOVES, *TENSORS, *MATRICES, *SUMS, *CONVERSIONS)
+HANGS_AFTER = 20.0
+"""Seconds that a probe may take; all of them take less than one, their compilation included."""
+
+
+class Suite:
+    """The probes of the asynchronous groups, and the names of their results.
+
+    Attributes:
+        probes: In the order in which they are run.
+    """
+
+    probes: Sequence[Probe] = (*MOVES, *TENSORS, *MATRICES, *SUMS, *CONVERSIONS)
+
+    def named(self, number: int, measured: Sequence[Bytes]) -> dict[str, Bytes]:
+        """The results of probe `number` that are kept."""
+        probe = self.probes[number]
+        given = [buffer for buffer in probe.buffers if not isinstance(buffer, MapOf)]
+        return {
+            f"{probe.name}/{at}/{fingerprint(probe)}": after
+            for at, (before, after) in enumerate(zip(given, measured, strict=True))
+            if not np.array_equal(before, after) or at + 1 == len(given)
+        }
+
+    def differences(self, number: int, measured: Sequence[Bytes], emulated: Sequence[Bytes]) -> Iterator[str]:
+        """Where a GPU's results and the emulator's differ."""
+        for at, (left, right) in enumerate(zip(measured, emulated, strict=True)):
+            wrong = np.flatnonzero(left != right)
+            if len(wrong):
+                some = wrong[:8]
+                yield (
+                    f"{self.probes[number].name}: buffer {at}: {len(wrong)} bytes differ, at "
+                    f"{some.tolist()}: "
+                    f"{left[some].tolist()} on the GPU, {right[some].tolist()} here"
+                )
+
+    def keep(self, path: Path, recorded: Mapping[str, Bytes], about: str) -> None:
+        """Write what came out, by "probe/number of the buffer/fingerprint of the probe"."""
+        hashes = {name: hashlib.sha256(data.tobytes()).hexdigest() for name, data in recorded.items()}
+        path.write_text(json.dumps(hashes, indent=0, sort_keys=True) + "\n")
+        sums = {
+            name.split("/")[0]: data
+            for name, data in recorded.items()
+            if name.startswith("sum-") and "/1/" in name
+        }
+        np.savez_compressed(path.with_name("async_sums.npz"), **sums)  # type: ignore[arg-type]
+
+
+class CoreSuite(Suite):
+    """The groups of synchronous instructions: results by row."""
+
+    def __init__(self) -> None:
+        self.probes = [group.probe() for group in core_probes.GROUPS]
+
+    def named(self, number: int, measured: Sequence[Bytes]) -> dict[str, Bytes]:
+        """See `Suite`."""
+        group = core_probes.GROUPS[number]
+        rows = group.split(measured[-1])
+        return {group.key(row): rows[row.name] for row in group.rows}
+
+    def differences(self, number: int, measured: Sequence[Bytes], emulated: Sequence[Bytes]) -> Iterator[str]:
+        """See `Suite`."""
+        group = core_probes.GROUPS[number]
+        there, here = group.split(measured[-1]), group.split(emulated[-1])
+        for row in group.rows:
+            wrong = np.flatnonzero(core_probes.apart(group, row, here[row.name], there[row.name]))
+            if not len(wrong):
+                continue
+            gpu, cpu = integers(there[row.name], row.size), integers(here[row.name], row.size)
+            yield f"{group.name}/{row.name}: {len(wrong)} of {group.count} threads differ"
+            for thread in wrong[:4].tolist():
+                operands = " ".join(f"{int(values[thread]):#x}" for values in group.inputs)
+                yield f"    {operands}: {gpu[thread]:#x} on the GPU, {cpu[thread]:#x} here"
+
+    def keep(self, path: Path, recorded: Mapping[str, Bytes], about: str) -> None:
+        """See `Suite`."""
+        core_probes.save(path, recorded, about)
+
+
+def suite_of(path: Path) -> Suite:
+    """The probes that are recorded in a file of this name."""
+    suites = {"async_probes": Suite, "core_probes": CoreSuite}
+    if path.stem not in suites:
+        raise SystemExit(f"{path.name}: expected {' or '.join(f'{name}.json' for name in suites)}")
+    return suites[path.stem]()
 
 
 class Gpu:
@@ -45,6 +135,13 @@ class Gpu:
         context = ctypes.c_void_p()
         self.check(self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
         self.check(self.cuda.cuCtxSetCurrent(context))
+
+    def name(self) -> str:
+        """What GPU and driver this is."""
+        name, version = ctypes.create_string_buffer(128), ctypes.c_int()
+        self.check(self.cuda.cuDeviceGetName(name, 128, 0))
+        self.check(self.cuda.cuDriverGetVersion(ctypes.byref(version)))
+        return f"{name.value.decode()}, driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
     def check(self, code: int) -> None:
         """Raise for an error code."""
@@ -150,68 +247,53 @@ class Gpu:
 
 def record(first: int, path: Path) -> None:
     """Run the probes from number `first` on, and say where the emulator differs."""
-    gpu = Gpu()
-    for number, probe in enumerate(PROBES):
+    suite, gpu = suite_of(path), Gpu()
+    for number, probe in enumerate(suite.probes):
         if number < first:
             continue
         path.with_suffix(".next").write_text(str(number + 1))
+        # A kernel that never ends can only be left by ending the process.
+        limit = threading.Timer(HANGS_AFTER, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
         measured = gpu.run(probe)
-        given = [buffer for buffer in probe.buffers if not isinstance(buffer, MapOf)]
-        changed = {
-            f"{probe.name}/{at}/{fingerprint(probe)}": after
-            for at, (before, after) in enumerate(zip(given, measured, strict=True))
-            if not np.array_equal(before, after) or at + 1 == len(given)
-        }
-        np.savez_compressed(path.with_name(f"part-{number}.npz"), **changed)  # type: ignore[arg-type]
+        limit.cancel()
+        np.savez(path.with_name(f"{path.stem}-{number}.npz"), **suite.named(number, measured))  # type: ignore[arg-type]
         try:
             emulated = emulate(probe)
         except EmulatorError as error:
             print(f"{probe.name}: {error}")
             continue
-        for at, (left, right) in enumerate(zip(measured, emulated, strict=True)):
-            wrong = np.flatnonzero(left != right)
-            if len(wrong):
-                some = wrong[:8]
-                print(
-                    f"{probe.name}: buffer {at}: {len(wrong)} bytes differ, at {some.tolist()}: "
-                    f"{left[some].tolist()} on the GPU, {right[some].tolist()} here",
-                    flush=True,
-                )
-    path.with_suffix(".next").write_text(str(len(PROBES)))
+        for line in suite.differences(number, measured, emulated):
+            print(line, flush=True)
+    path.with_suffix(".next").write_text(str(len(suite.probes)))
 
 
 def main(path: Path) -> None:
     """Record every probe; one that breaks the GPU's context is left out and the rest goes on without it."""
+    suite, about = suite_of(path), Gpu().name()
     position = path.with_suffix(".next")
     position.write_text("0")
-    while (first := int(position.read_text())) < len(PROBES):
+    while (first := int(position.read_text())) < len(suite.probes):
         done = subprocess.run(
             [sys.executable, __file__, str(path), str(first)], check=False, capture_output=True
         )
         print(done.stdout.decode(), end="")
         if done.returncode:
-            print(f"{PROBES[int(position.read_text()) - 1].name}: {done.stderr.decode().splitlines()[-1]}")
+            reached = int(position.read_text())
+            lines = done.stderr.decode().splitlines() or [f"nothing after {HANGS_AFTER} s"]
+            print(f"{suite.probes[max(reached, 1) - 1].name}: {lines[-1]}", flush=True)
+            position.write_text(str(max(reached, first + 1)))
     recorded: dict[str, Bytes] = {}
-    for number in range(len(PROBES)):
-        part = path.with_name(f"part-{number}.npz")
+    for number in range(len(suite.probes)):
+        part = path.with_name(f"{path.stem}-{number}.npz")
         if part.exists():
             recorded |= dict(np.load(part))
             part.unlink()
     position.unlink()
-    keep(path, recorded)
-    print(f"{len(recorded)} buffers recorded")
-
-
-def keep(path: Path, recorded: Mapping[str, Bytes]) -> None:
-    """Write what came out, by "probe/number of the buffer/fingerprint of the probe"."""
-    hashes = {name: hashlib.sha256(data.tobytes()).hexdigest() for name, data in recorded.items()}
-    path.write_text(json.dumps(hashes, indent=0, sort_keys=True) + "\n")
-    sums = {
-        name.split("/")[0]: data
-        for name, data in recorded.items()
-        if name.startswith("sum-") and "/1/" in name
-    }
-    np.savez_compressed(path.with_name("async_sums.npz"), **sums)  # type: ignore[arg-type]
+    np.savez_compressed(path.with_suffix(".raw.npz"), **recorded)  # type: ignore[arg-type]
+    suite.keep(path, recorded, about)
+    print(f"{len(recorded)} results recorded in {path}")
 
 
 if __name__ == "__main__":

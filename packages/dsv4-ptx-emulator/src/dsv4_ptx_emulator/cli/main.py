@@ -4,6 +4,7 @@
     dsv4-emulate run kernel.toml                     a launch description
     dsv4-emulate run package.module:function         a function of a `System`
     dsv4-emulate trace package.module:function out.json
+    dsv4-emulate mutate package.module:function --kernel NAME --name NAME --output result.json
     dsv4-emulate list-instructions
 
 The function is called with the system, launches on its devices and returns None, or something to print. What
@@ -23,6 +24,7 @@ from typing import Any
 
 from dsv4_ptx_emulator._version import __version__
 from dsv4_ptx_emulator.cli.description import Description, read_description
+from dsv4_ptx_emulator.cli.mutate import add_mutate
 from dsv4_ptx_emulator.errors import ArgumentError, EmulatorError, ProgramError
 from dsv4_ptx_emulator.machine.limits import LIMITS
 from dsv4_ptx_emulator.report.instructions import markdown_page, plain_list
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print the counters as JSON")
         command.set_defaults(run=_run, trace_file=None)
     trace.add_argument("trace_file", type=Path, help="where to write it")
+    add_mutate(commands)
     listing = commands.add_parser("list-instructions", help="what is emulated, with the PTX ISA's sections")
     listing.add_argument("--markdown", action="store_true", help="as the documentation's page")
     listing.set_defaults(run=_list)

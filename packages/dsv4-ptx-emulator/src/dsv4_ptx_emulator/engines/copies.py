@@ -45,9 +45,10 @@ class Target:
         memory: Where the barrier lives that is told afterwards; None for copies that complete by groups.
         barrier: Its address.
         signal: What the barrier is told.
+        place: An address in the CTA that the data goes to, where it is not the barrier's.
     """
 
-    __slots__ = ("barrier", "memory", "signal", "write")
+    __slots__ = ("barrier", "memory", "place", "signal", "write")
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class Target:
         memory: Memory | None = None,
         barrier: int = 0,
         signal: Callable[[MBarrier], Any] | None = None,
+        place: int | None = None,
     ) -> None:
         self.write = write
+        self.place = barrier if place is None else place
         self.memory = memory
         self.barrier = barrier
         self.signal = signal
@@ -122,6 +125,7 @@ class CopyEngine:
         cta: The CTA.
         rank: Its rank.
         transfers: In flight.
+        acting: What the access at hand is for: the copy and the piece's targets; None between steps.
     """
 
     def __init__(self, cta: Cta) -> None:
@@ -129,6 +133,7 @@ class CopyEngine:
         self.rank = cta.rank
         self.machine = cta.launch.machine
         self.transfers: list[Transfer] = []
+        self.acting: tuple[Transfer, Sequence[Target]] | None = None
 
     @classmethod
     def of(cls, cta: Cta) -> CopyEngine:
@@ -142,6 +147,7 @@ class CopyEngine:
     def enqueue(self, transfer: Transfer) -> None:
         """Take up a copy."""
         self.transfers.append(transfer)
+        self.cta.launch.transfers += 1
         self.machine.scheduler.activate(self)
 
     def ready(self) -> bool:
@@ -156,6 +162,7 @@ class CopyEngine:
         choice = int(rng.random() * (read + written + signalled))
         if choice < read:
             source, targets = _take(transfer.unread, choice)
+            self.acting = (transfer, targets)
             data = source(self)
             transfer.unwritten.extend((data, target) for target in targets)
             if read == 1 and transfer.groups:
@@ -164,6 +171,7 @@ class CopyEngine:
                 self.machine.scheduler.wake(transfer.wake)
         elif choice < read + written:
             data, target = _take(transfer.unwritten, choice - read)
+            self.acting = (transfer, (target,))
             target.write(self, data)
             if target.memory is not None:
                 transfer.unsignalled.append(target)
@@ -171,7 +179,9 @@ class CopyEngine:
             target = _take(transfer.unsignalled, choice - read - written)
             assert target.memory is not None
             assert target.signal is not None
+            self.acting = (transfer, (target,))
             change_barrier(self.machine, target.memory, target.barrier, target.signal, self, transfer.kind)
+        self.acting = None
         if not (transfer.unread or transfer.unwritten or transfer.unsignalled):
             self._finish(at, transfer)
 
@@ -183,8 +193,8 @@ class CopyEngine:
             targets = [target for _, targets in transfer.unread for target in targets]
             targets += [target for _, target in transfer.unwritten] + transfer.unsignalled
             for target in targets:
-                there = target.barrier // SHARED_STRIDE == cta.cluster_rank
-                if there and target.memory is cta.cluster.shared:
+                there = {target.barrier // SHARED_STRIDE, target.place // SHARED_STRIDE}
+                if cta.cluster_rank in there and target.memory is cta.cluster.shared:
                     return transfer
         return None
 
@@ -208,6 +218,7 @@ class CopyEngine:
             self.machine.scheduler.wake(transfer.wake)
         for follow in transfer.followers:
             follow()
+        self.machine.transfer_done(self.cta.launch)
 
 
 def _take(items: list[Any], at: int) -> Any:

@@ -32,6 +32,7 @@ from dsv4_ptx_emulator.errors import AsyncMisuseError
 from dsv4_ptx_emulator.formats.floats import FloatFormat, decode
 from dsv4_ptx_emulator.formats.matrix import MatrixDescriptor, descriptor_chunks, elements_from_chunks
 from dsv4_ptx_emulator.machine.cta import SHARED_STRIDE
+from dsv4_ptx_emulator.machine.observer import AsyncEvent
 from dsv4_ptx_emulator.machine.warp import LANES
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class WarpgroupPipe:
         cta: The CTA.
         rank: Its rank.
         first: Number of the first warp.
+        acting: The operation that the access at hand is for; None between steps.
     """
 
     def __init__(self, cta: Cta, first: int) -> None:
@@ -152,6 +154,7 @@ class WarpgroupPipe:
         self.rank = cta.rank
         self.first = first
         self.machine = cta.launch.machine
+        self.acting: Operation | None = None
         self._queue: deque[Operation] = deque()
         self._base = 0
         self._held: dict[tuple[int, ...], Accumulator] = {}
@@ -217,6 +220,8 @@ class WarpgroupPipe:
         operation.warps[member] = warp
         held.unwaited[member] += 1
         issuer.open.append(operation)
+        for hook in self.machine.async_hooks:
+            hook(AsyncEvent("issue", warp, warp.active_bits, "wgmma", kind.line, operation))
         # Also where it is not ready, so that a deadlock report finds it.
         self.machine.scheduler.activate(self)
 
@@ -254,6 +259,7 @@ class WarpgroupPipe:
     def step(self, rng: random.Random) -> None:
         """Execute the oldest operation."""
         operation = self._queue[0]
+        self.acting = operation
         shape = operation.shape
         a_descriptor, b_descriptor = operation.descriptors
         if a_descriptor is None:
@@ -273,6 +279,7 @@ class WarpgroupPipe:
         self._queue.popleft()
         self._base += 1
         operation.done = True
+        self.acting = None
         for hook in self.machine.event_hooks:
             detail = {"line": operation.kind.line, "m": ROWS, "n": shape.columns, "k": shape.depth}
             hook(self, "mma", detail)

@@ -112,6 +112,7 @@ def _decode(instruction: Instruction, context: DecodeContext, returns: bool) -> 
             b, c = values[place](warp), others[place](warp)
             for lane in lanes:
                 first, second = int(b[lane]), int(c[lane])
+                warp.acting = lane
                 address = int(addresses[lane]) + place * width
                 old[place, lane] = memory.update(
                     address,
@@ -120,6 +121,7 @@ def _decode(instruction: Instruction, context: DecodeContext, returns: bool) -> 
                     warp,
                     kind,
                 )
+        warp.acting = -1
         for write, column in zip(targets, old, strict=False):
             write(warp, column)
         return None

@@ -20,6 +20,7 @@ from dsv4_ptx_emulator.errors import AsyncMisuseError, MisalignedError
 from dsv4_ptx_emulator.isa.registry import Step, instruction
 from dsv4_ptx_emulator.isa.shared_operands import lanes_of, shared_address
 from dsv4_ptx_emulator.machine.cta import SHARED_STRIDE
+from dsv4_ptx_emulator.machine.observer import AsyncEvent
 from dsv4_ptx_emulator.machine.outcome import Blocked, Outcome, Wait
 from dsv4_ptx_emulator.machine.warp import LANES
 from dsv4_ptx_emulator.ptx.module import Immediate
@@ -53,6 +54,12 @@ def bulk_channel(warp: Warp) -> tuple[str, int]:
     return ("bulk_group", id(warp))
 
 
+def issued(warp: Warp, lane: int, family: str, kind: AccessKind, transfer: Transfer) -> None:
+    """Tell the observers that a lane has issued a copy."""
+    for hook in warp.machine.async_hooks:
+        hook(AsyncEvent("issue", warp, 1 << lane, family, kind.line, transfer))
+
+
 def windows_of(warp: Warp, mask: int, kind: AccessKind) -> list[int]:
     """Shared windows of the CTAs that a multicast's mask names, as offsets to add to CTA-relative addresses.
 
@@ -67,13 +74,15 @@ def windows_of(warp: Warp, mask: int, kind: AccessKind) -> list[int]:
     return [rank * SHARED_STRIDE for rank in range(size) if mask >> rank & 1]
 
 
-def require_same_cta(warp: Warp, destination: int, barrier: int, kind: AccessKind) -> None:
-    """Data and the barrier that is told of it are in one CTA.
+def require_same_cta(
+    warp: Warp, destination: int, barrier: int, kind: AccessKind, *, pair: bool = False
+) -> None:
+    """Data and the barrier that is told of it are in one CTA, or in one pair of CTAs (`.cta_group::2`).
 
     Raises:
         AsyncMisuseError: They are not.
     """
-    if destination // SHARED_STRIDE != barrier // SHARED_STRIDE:
+    if destination // SHARED_STRIDE >> pair != barrier // SHARED_STRIDE >> pair:
         raise AsyncMisuseError(
             f"{kind.opcode}: data goes to CTA {destination // SHARED_STRIDE} of the cluster, "
             f"the barrier is in CTA {barrier // SHARED_STRIDE}",
@@ -217,10 +226,12 @@ def _copy(context: DecodeContext, combine: Combine | None, extra: tuple[str, ...
                     )
                 )
             if by_barrier:
-                engine.enqueue(Transfer(told, name, pieces, from_shared=not from_global))
+                transfer = Transfer(told, name, pieces, from_shared=not from_global)
             else:
                 group = bulk_groups(warp)[lane].open
-                engine.enqueue(Transfer(kind, name, pieces, [group], bulk_channel(warp), from_shared=True))
+                transfer = Transfer(kind, name, pieces, [group], bulk_channel(warp), from_shared=True)
+            engine.enqueue(transfer)
+            issued(warp, lane, "" if by_barrier else "bulk", kind, transfer)
         return None
 
     return step
@@ -271,6 +282,8 @@ def commit_group(instruction: Instruction, context: DecodeContext) -> Step:
         groups = bulk_groups(warp)
         for lane in lanes_of(warp):
             groups[lane].commit()
+        for hook in warp.machine.async_hooks:
+            hook(AsyncEvent("commit", warp, warp.active_bits, "bulk", instruction.line))
         return None
 
     return step
@@ -295,6 +308,9 @@ def wait_group(instruction: Instruction, context: DecodeContext) -> Step:
                         f"{pending} bulk groups of lane {lane} to be {what} (all but {allowed})",
                     )
                 )
+        for hook in warp.machine.async_hooks:
+            lanes, line = warp.active_bits, instruction.line
+            hook(AsyncEvent("wait", warp, lanes, "bulk", line, allowed=allowed, reads=reads))
         return None
 
     return step

@@ -135,6 +135,8 @@ def grid_wait(instruction: Instruction, context: DecodeContext) -> Step:
     def step(warp: Warp) -> Outcome | None:
         before = warp.cta.launch.predecessor
         if before is None or before.state == "done":
+            for hook in warp.machine.sync_hooks:
+                hook(warp, instruction.opcode, ("grid", id(warp.cta.launch)), instruction.line)
             return None
         return Blocked(Wait(("done", id(before)), f"{before.describe()} to end"))
 

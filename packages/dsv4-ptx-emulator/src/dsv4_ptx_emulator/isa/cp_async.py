@@ -20,6 +20,7 @@ from dsv4_ptx_emulator.isa.bulk import group_count
 from dsv4_ptx_emulator.isa.context import width_of
 from dsv4_ptx_emulator.isa.registry import Step, instruction
 from dsv4_ptx_emulator.isa.shared_operands import lanes_of, shared_address
+from dsv4_ptx_emulator.machine.observer import AsyncEvent
 from dsv4_ptx_emulator.machine.outcome import Blocked, Outcome, Wait
 from dsv4_ptx_emulator.machine.warp import LANES
 from dsv4_ptx_emulator.ptx.module import Immediate, Not, Register
@@ -109,6 +110,8 @@ def cp_async(instruction: Instruction, context: DecodeContext) -> Step:
         transfer.followers.append(partial(copies.land, transfer))
         copies.flying.append((transfer, set(lanes.tolist())))
         CopyEngine.of(warp.cta).enqueue(transfer)
+        for hook in warp.machine.async_hooks:
+            hook(AsyncEvent("issue", warp, warp.active_bits, "cp.async", kind.line, transfer))
         return None
 
     return step
@@ -149,6 +152,8 @@ def commit_group(instruction: Instruction, context: DecodeContext) -> Step:
         copies = _Copies.of(warp)
         for lane in lanes_of(warp):
             copies.groups[lane].commit()
+        for hook in warp.machine.async_hooks:
+            hook(AsyncEvent("commit", warp, warp.active_bits, "cp.async", instruction.line))
         return None
 
     return step
@@ -170,6 +175,9 @@ def wait_group(instruction: Instruction, context: DecodeContext) -> Step:
                 return Blocked(
                     Wait(copies.channel, f"{pending} cp.async groups of lane {lane} (all but {allowed})")
                 )
+        for hook in warp.machine.async_hooks:
+            lanes, most = warp.active_bits, -1 if everything else allowed
+            hook(AsyncEvent("wait", warp, lanes, "cp.async", instruction.line, allowed=most))
         return None
 
     return step
@@ -193,13 +201,17 @@ def mbarrier_arrive(instruction: Instruction, context: DecodeContext) -> Step:
         for lane in lanes_of(warp):
             at = int(addresses[lane])
             if raises:
+                warp.acting = lane
                 change_barrier(warp.machine, warp.shared, at, _expect_one_more, warp, kind)
             arrival = Transfer(kind, "cp.async.mbarrier.arrive", ())
             arrival.unsignalled.append(Target(_nothing, warp.shared, at, _arrive))
+            for hook in warp.machine.async_hooks:
+                hook(AsyncEvent("issue", warp, 1 << lane, "", kind.line, arrival))
             pending = [transfer for transfer, lanes in copies.flying if lane in lanes]
             countdown = _Countdown(len(pending), partial(engine.enqueue, arrival))
             for transfer in pending:
                 transfer.followers.append(countdown)
+        warp.acting = -1
         return None
 
     return step

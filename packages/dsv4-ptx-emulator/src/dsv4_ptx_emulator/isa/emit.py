@@ -131,6 +131,8 @@ class Emitter:
             return self._immediate(operand, bits, view)
         if isinstance(operand, Special):
             name = self.bind(special_register(operand.name, self.context))
+            if bits == 1:
+                return f"({name}(w) != 0)"
             expression = f"{name}(w).astype(u{bits})"
             return expression if view == "u" else f"{expression}.view({_VIEWS[view]}{bits})"
         if isinstance(operand, Symbol):

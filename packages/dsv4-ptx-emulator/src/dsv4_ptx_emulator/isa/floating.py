@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsv4_ptx_emulator.formats.floats import BF16, F16, decode, encode
-from dsv4_ptx_emulator.isa.arithmetic import Array
+from dsv4_ptx_emulator.isa.arithmetic import Array, maximum_float, minimum_float
 from dsv4_ptx_emulator.isa.emit import Emitter, expression
 
 NARROW = {"f16": F16, "bf16": BF16}
@@ -45,9 +45,9 @@ def narrow_binary(a: Array, b: Array, name: str, operator: str) -> Array:
     elif operator == "*":
         result = left * right
     elif operator == "min":
-        result = np.fmin(left, right)
+        result = minimum_float(left, right, False)
     else:
-        result = np.fmax(left, right)
+        result = maximum_float(left, right, False)
     return _pack(result, name, a)
 
 
@@ -62,6 +62,12 @@ def narrow_fma(a: Array, b: Array, c: Array, name: str) -> Array:
     inexact = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
     step = np.where((error > 0) == (total > 0), 1, -1)
     return _pack((bits + np.where(inexact, step, 0)).view(np.float64), name, a)
+
+
+def narrow_relu(a: Array, name: str) -> Array:
+    """Negative elements of f16(x2) or bf16(x2) registers become +0; NaN stays."""
+    values = _unpack(a, name)
+    return _pack(np.where(np.signbit(values) & ~np.isnan(values), 0.0, values), name, a)
 
 
 def _finish(e: Emitter, text: str, flags: frozenset[str]) -> str:
@@ -108,8 +114,7 @@ def fused(e: Emitter) -> None:
         name = e.bind(narrow_fma)
         text = f"{name}({', '.join(e.get(x, bits) for x in (a, b, c))}, {narrow[0]!r})"
         if relu:
-            other = e.bind(narrow_binary)
-            text = f"{other}({text}, {e.constant(0, bits)}, {narrow[0]!r}, 'max')"
+            text = f"{e.bind(narrow_relu)}({text}, {narrow[0]!r})"
         e.put(d, bits, text)
         return
     if e.modifiers[-1] == "f32x2":

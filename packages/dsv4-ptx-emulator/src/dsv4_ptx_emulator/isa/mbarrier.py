@@ -62,8 +62,10 @@ def init(instruction: Instruction, context: DecodeContext) -> Step:
                 bits = MBarrier.initialise(int(counts[lane])).to_bits()
             except BarrierMisuseError as error:
                 raise _placed(error, warp, kind, at) from None
+            warp.acting = lane
             warp.shared.scatter(addresses[lane : lane + 1], np.array([bits], np.uint64), warp, kind)
             live.add(at)
+        warp.acting = -1
         return None
 
     return step
@@ -81,8 +83,10 @@ def inval(instruction: Instruction, context: DecodeContext) -> Step:
         for lane in lanes_of(warp):
             at = int(addresses[lane])
             _parity(_load(warp, addresses, lane, kind), warp, kind, at)
+            warp.acting = lane
             warp.shared.scatter(addresses[lane : lane + 1], np.zeros(1, np.uint64), warp, kind)
             _live(warp).discard(at)
+        warp.acting = -1
         return None
 
     return step
@@ -132,9 +136,11 @@ def _arrive(context: DecodeContext, drop: bool) -> Step:
         for lane in lanes_of(warp):
             at = int(addresses[lane])
             change = operation(1 if values is None else int(values[lane]))
+            warp.acting = lane
             states[lane] = change_barrier(machine, warp.shared, at, change, warp, kind)
             for hook in machine.sync_hooks:
                 hook(warp, "mbarrier.arrive", channel_of(warp.shared, at), kind.line)
+        warp.acting = -1
         if write is not None:
             write(warp, states)
         return None
@@ -166,7 +172,9 @@ def _transactions(context: DecodeContext, operation: Callable[[int], Callable[[M
         addresses, amounts = address(warp), amount(warp)
         for lane in lanes_of(warp):
             change = operation(int(amounts[lane]))
+            warp.acting = lane
             change_barrier(warp.machine, warp.shared, int(addresses[lane]), change, warp, kind)
+        warp.acting = -1
         return None
 
     return step

@@ -2,7 +2,7 @@
 """Tensor copies in tiled mode, and what concerns tensor maps (PTX ISA 9.4, section 9.7.10.28.5).
 
 The map is read when the copy is issued, through the tensormap proxy, from global memory or from the kernel's
-parameters. im2col, gather and scatter modes, `.cta_group` and coordinates overrides are refused by name.
+parameters. im2col, gather and scatter modes and coordinates overrides are refused by name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dsv4_ptx_emulator.isa.bulk import (
     BY_GROUP,
     bulk_channel,
     bulk_groups,
+    issued,
     require_same_cta,
     windows_of,
 )
@@ -128,6 +129,8 @@ def tensor_copy(instruction: Instruction, context: DecodeContext) -> Step:
         BY_BARRIER,
         "multicast::cluster",
         "L2::cache_hint",
+        "cta_group::1",
+        "cta_group::2",
     )
     return _load(context)
 
@@ -152,6 +155,7 @@ def _load(context: DecodeContext) -> Step:
     if BY_BARRIER not in words or words[2] != "global":
         context.unsupported("a direction or completion like this")
     own = words[1] == "shared::cta"
+    paired = "cta_group::2" in words
     destination = shared_address(context, operands[0], local=own)
     tensor = _TensorOperand(context, operands[1])
     barrier = shared_address(context, operands[2], local=own)
@@ -166,12 +170,16 @@ def _load(context: DecodeContext) -> Step:
         engine = CopyEngine.of(warp.cta)
         for lane, box in tensor.boxes(warp, starts):
             told_at = int(barriers[lane])
-            require_same_cta(warp, box.start, told_at, kind)
+            require_same_cta(warp, box.start, told_at, kind, pair=paired)
             windows = [0]
+            signals = [0]
             if masks is not None:
-                windows = windows_of(warp, int(masks[lane]), kind)
+                found = windows_of(warp, int(masks[lane]), kind)
                 own_window = box.start - box.start % SHARED_STRIDE
-                windows = [window - own_window for window in windows]
+                windows = [window - own_window for window in found]
+                signals = windows
+                if paired:
+                    signals = _paired_signals(found, told_at)
             for window in windows:
                 warp.shared.locate(box.start + window, box.image_bytes, warp, kind)
             for hook in machine.event_hooks:
@@ -191,17 +199,30 @@ def _load(context: DecodeContext) -> Step:
                             Target(
                                 partial(_write_image, box, low, high, warp.shared, kind, window),
                                 warp.shared,
-                                told_at + window,
+                                told_at + signal,
                                 completes(size),
+                                box.start + window,
                             )
-                            for window in windows
+                            for window, signal in zip(windows, signals, strict=True)
                         ],
                     )
                 )
-            engine.enqueue(Transfer(told, "tma.load", pieces))
+            transfer = Transfer(told, "tma.load", pieces)
+            engine.enqueue(transfer)
+            issued(warp, lane, "", kind, transfer)
         return None
 
     return step
+
+
+def _paired_signals(windows: list[int], barrier: int) -> list[int]:
+    """For each destination window, how far the barrier that is told of it is from the one that was named.
+
+    With `.cta_group::2` it is in the destination's CTA or in its peer: whichever has a rank of the same
+    parity as the named barrier's CTA (section 9.7.10.28.5.3).
+    """
+    rank = barrier // SHARED_STRIDE
+    return [((window // SHARED_STRIDE & ~1 | rank & 1) - rank) * SHARED_STRIDE for window in windows]
 
 
 def _store(context: DecodeContext, operation: str | None) -> Step:
@@ -238,7 +259,9 @@ def _store(context: DecodeContext, operation: str | None) -> Step:
                 write = partial(_write_tensor, box, low, high, machine.global_memory, kind, combine)
                 pieces.append((read, [Target(write)]))
             group = bulk_groups(warp)[lane].open
-            engine.enqueue(Transfer(kind, name, pieces, [group], bulk_channel(warp), from_shared=True))
+            transfer = Transfer(kind, name, pieces, [group], bulk_channel(warp), from_shared=True)
+            engine.enqueue(transfer)
+            issued(warp, lane, "bulk", kind, transfer)
         return None
 
     return step

@@ -15,6 +15,7 @@ from dsv4_ptx_emulator.formats.floats import BF16, E4M3, E5M2, F16, TF32
 from dsv4_ptx_emulator.formats.matrix import decode_descriptor
 from dsv4_ptx_emulator.isa.bulk import group_count
 from dsv4_ptx_emulator.isa.registry import Step, instruction
+from dsv4_ptx_emulator.machine.observer import AsyncEvent
 from dsv4_ptx_emulator.machine.outcome import Blocked, Outcome, Wait
 from dsv4_ptx_emulator.ptx.module import Immediate, Vector
 
@@ -109,6 +110,8 @@ def commit_group(instruction: Instruction, context: DecodeContext) -> Step:
 
     def step(warp: Warp) -> Outcome | None:
         WarpgroupPipe.of(warp).commit(warp)
+        for hook in warp.machine.async_hooks:
+            hook(AsyncEvent("commit", warp, warp.active_bits, "wgmma", instruction.line))
         return None
 
     return step
@@ -124,6 +127,8 @@ def wait_group(instruction: Instruction, context: DecodeContext) -> Step:
         pipe = WarpgroupPipe.of(warp)
         if missing := pipe.wait(warp, allowed):
             return Blocked(Wait(pipe.channel(warp), f"{missing} wgmma groups (all but {allowed})"))
+        for hook in warp.machine.async_hooks:
+            hook(AsyncEvent("wait", warp, warp.active_bits, "wgmma", instruction.line, allowed=allowed))
         return None
 
     return step

@@ -69,6 +69,7 @@ class Launch:
         dependent: May begin before its predecessor in the stream has ended (programmatic dependent launch).
         state: "queued", "running" or "done".
         resident: CTAs that run.
+        transfers: Asynchronous copies in flight; stores to global memory may outlive the CTAs.
         scratch: For instruction groups that keep state per launch, by a name of their own.
     """
 
@@ -102,6 +103,7 @@ class Launch:
         self.dependent = dependent
         self.state = "queued"
         self.resident: list[Cta] = []
+        self.transfers = 0
         self.scratch: dict[str, Any] = {}
         self.predecessor: Launch | None = None
         self.parameters = Memory("param")
@@ -178,4 +180,9 @@ class Launch:
         self.resident.remove(cta)
         if all(other.running == 0 for other in cta.cluster.ctas):
             self.machine.give(self.rank, self._cost)
+        return self.exited
+
+    @property
+    def exited(self) -> bool:
+        """Whether all CTAs have run and exited."""
         return not self.resident and self._next == self._clusters

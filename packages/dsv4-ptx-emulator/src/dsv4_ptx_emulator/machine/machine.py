@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from dsv4_ptx_emulator.machine.launch import Launch
 from dsv4_ptx_emulator.machine.limits import Limits, limits_of
 from dsv4_ptx_emulator.machine.memory import Memory
-from dsv4_ptx_emulator.machine.observer import Access, Observer
+from dsv4_ptx_emulator.machine.multicast import Multicast
+from dsv4_ptx_emulator.machine.observer import Access, AsyncEvent, Observer
 from dsv4_ptx_emulator.machine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from dsv4_ptx_emulator.machine.cta import Cta
+    from dsv4_ptx_emulator.machine.tensor_memory import TensorEvent
     from dsv4_ptx_emulator.machine.warp import Warp
 
 
@@ -30,10 +32,11 @@ class Machine:
     Attributes:
         limits: What each rank has.
         global_memory: Host memory that is registered.
+        multicast: Multicast ranges over it.
         scheduler: Who runs next.
         launches: All launches so far that are not forgotten, oldest first.
-        access_hooks, fence_hooks, sync_hooks, event_hooks, block_hooks, quantum_hooks: Observers' methods; a
-            semantics calls `for hook in machine.event_hooks: hook(...)`.
+        access_hooks, fence_hooks, sync_hooks, event_hooks, async_hooks, tensor_hooks, block_hooks,
+            quantum_hooks: Observers' methods; a semantics calls `for hook in machine.event_hooks: hook(...)`.
         scratch: For instruction groups that keep state per machine, by a name of their own.
     """
 
@@ -42,6 +45,7 @@ class Machine:
         self.ranks = ranks
         self.limits: Limits = limits_of(arch)
         self.global_memory = Memory("global")
+        self.multicast = Multicast(self.global_memory)
         self.scheduler: Scheduler = Scheduler(self, seed, max_steps)
         self.launches: list[Launch] = []
         self.observers: list[Observer] = []
@@ -49,6 +53,8 @@ class Machine:
         self.fence_hooks: list[Callable[[Warp, str, int], None]] = []
         self.sync_hooks: list[Callable[[Warp, str, Any, int], None]] = []
         self.event_hooks: list[Callable[[Any, str, dict[str, Any]], None]] = []
+        self.async_hooks: list[Callable[[AsyncEvent], None]] = []
+        self.tensor_hooks: list[Callable[[TensorEvent], None]] = []
         self.block_hooks: list[Callable[[Warp, Any, int], None]] = []
         self.quantum_hooks: list[Callable[[Any, int, int], None]] = []
         self.scratch: dict[str, Any] = {}
@@ -59,7 +65,7 @@ class Machine:
     def attach(self, observer: Observer) -> None:
         """Tell `observer` what happens from now on; hooks that it does not override cost nothing."""
         self.observers.append(observer)
-        for name in ("access", "fence", "sync", "event", "block", "quantum"):
+        for name in ("access", "fence", "sync", "event", "async", "tensor", "block", "quantum"):
             method = getattr(observer, f"on_{name}")
             if getattr(type(observer), f"on_{name}") is not getattr(Observer, f"on_{name}"):
                 getattr(self, f"{name}_hooks").append(method)
@@ -115,14 +121,24 @@ class Machine:
         for observer in self.observers:
             observer.on_cta_end(cta)
         launch = cta.launch
-        if launch.finish(cta):
-            launch.state = "done"
-            launch.predecessor = None
-            self.launches.remove(launch)
-            for observer in self.observers:
-                observer.on_launch_end(launch)
-            self.scheduler.wake(("done", id(launch)))
+        if launch.finish(cta) and not launch.transfers:
+            self._end(launch)
         self.begin_launches()
+
+    def transfer_done(self, launch: Launch) -> None:
+        """A copy of the launch is complete; a launch ends with its last thread or its last copy."""
+        launch.transfers -= 1
+        if not launch.transfers and launch.exited:
+            self._end(launch)
+            self.begin_launches()
+
+    def _end(self, launch: Launch) -> None:
+        launch.state = "done"
+        launch.predecessor = None
+        self.launches.remove(launch)
+        for observer in self.observers:
+            observer.on_launch_end(launch)
+        self.scheduler.wake(("done", id(launch)))
 
     def _start_ctas(self, launch: Launch) -> bool:
         started: list[Cta] = launch.start_clusters()

@@ -260,7 +260,7 @@ class Memory:
             at = (addresses[lanes] - np.uint64(region.start)).astype(np.int64)
             values[lanes] = region.data[at[:, None] + np.arange(total)]
             if self.access_hooks:
-                self._tell("read", region, addresses[lanes], total, agent, kind)
+                self._tell("read", region, addresses[lanes], total, agent, kind, lanes)
         typed: NDArray[Any] = values.view(_DTYPES[width])
         return typed if count > 1 else typed.reshape(-1)
 
@@ -273,7 +273,7 @@ class Memory:
             at = (addresses[lanes] - np.uint64(region.start)).astype(np.int64)
             region.data[at[:, None] + np.arange(total)] = raw[lanes]
             if self.access_hooks:
-                self._tell("write", region, addresses[lanes], total, agent, kind)
+                self._tell("write", region, addresses[lanes], total, agent, kind, lanes)
 
     def _split(
         self, addresses: NDArray[np.uint64], size: int, agent: Agent, kind: AccessKind
@@ -297,9 +297,12 @@ class Memory:
         size: int,
         agent: Agent,
         kind: AccessKind,
+        part: NDArray[np.bool_] | None = None,
     ) -> None:
         home = region.home if region.owner is None else agent.rank
-        access = Access(action, self.space, agent, agent.rank, home, region.owner, addresses, size, kind)
+        access = Access(
+            action, self.space, agent, agent.rank, home, region.owner, addresses, size, kind, part
+        )
         for hook in self.access_hooks:
             hook(access)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dsv4_ptx_emulator.machine.cta import Cta
     from dsv4_ptx_emulator.machine.launch import Launch
     from dsv4_ptx_emulator.machine.outcome import Wait
+    from dsv4_ptx_emulator.machine.tensor_memory import TensorEvent
     from dsv4_ptx_emulator.machine.warp import Warp
 
 
@@ -54,6 +55,8 @@ class Access:
         addresses: uint64, one per lane or block that took part; byte addresses in `space`.
         size: Bytes at each address.
         kind: The static part.
+        part: Which of the addresses of an instruction these are, bool per address, where it touches several
+            regions; None for all of them.
     """
 
     action: str
@@ -65,6 +68,34 @@ class Access:
     addresses: NDArray[Any]
     size: int
     kind: AccessKind
+    part: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """What a warp did with asynchronous operations; the operations' own accesses come as `Access`.
+
+    Attributes:
+        action: "issue" (an operation was handed to an engine), "commit" (a group was closed) or "wait" (a
+            wait for groups has passed).
+        warp: Who.
+        lanes: Which of its lanes, as bits.
+        family: Which groups: "bulk", "cp.async" or "wgmma"; "" for an operation that is in no group.
+        line: Line of the PTX.
+        operation: What was issued; while an engine works on it, it is in the engine's `acting`.
+        allowed: Of a wait, how many of the latest groups may be incomplete; below 0: nothing may be, not
+            even what is in no group yet.
+        reads: Of a wait, whether it is for the sources to be read only.
+    """
+
+    action: str
+    warp: Warp
+    lanes: int
+    family: str
+    line: int
+    operation: Any = None
+    allowed: int = 0
+    reads: bool = False
 
 
 class Observer:
@@ -93,6 +124,12 @@ class Observer:
 
     def on_event(self, agent: Warp | AsyncAgent, name: str, detail: dict[str, Any]) -> None:
         """Anything with a name that a counter or trace may want: "mma", "tma.load", "poll", "flag"..."""
+
+    def on_async(self, event: AsyncEvent) -> None:
+        """A warp issued an asynchronous operation, closed a group, or has waited for groups."""
+
+    def on_tensor(self, event: TensorEvent) -> None:
+        """Tensor memory was allocated, accessed, or is about to be by an operation that was issued."""
 
     def on_block(self, warp: Warp, wait: Wait, line: int) -> None:
         """The warp began to wait."""

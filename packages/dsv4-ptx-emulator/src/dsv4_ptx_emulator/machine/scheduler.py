@@ -38,6 +38,9 @@ EPOCH = 1_000_000_000
 MAX_BURST = 8
 """Observable steps of a turn, at most."""
 
+PACES = (1.0, 1 / 8, 1 / 64)
+"""Turns that an engine takes of those that come to it, where engines may be slow."""
+
 PATIENCE_STEPS = 256
 """Steps after which a diverged warp's other lanes get a turn, whatever their pc."""
 
@@ -57,6 +60,8 @@ class Scheduler:
         max_steps: Instructions after which a run is given up.
 
     Attributes:
+        slow_engines: Whether asynchronous agents are slow at times, as the seed says: what they still have to
+            write stays invisible for as long as nobody waits for it.
         rng: All that is random comes from here.
         steps: Instructions executed so far.
     """
@@ -64,6 +69,7 @@ class Scheduler:
     def __init__(self, machine: Machine, seed: int, max_steps: int) -> None:
         self.machine = machine
         self.rng = random.Random(seed)
+        self.slow_engines = False
         self.steps = 0
         self.max_steps = max_steps
         self._pool: list[Any] = []
@@ -72,6 +78,7 @@ class Scheduler:
         self._waiting: dict[Any, list[Warp]] = {}
         self._parked: dict[int, Warp] = {}
         self._pollers: dict[int, Warp] = {}
+        self._paces: dict[int, float] = {}
         self._fruitless = 0
         self._jumped = EPOCH
 
@@ -117,9 +124,12 @@ class Scheduler:
             if chosen.__class__ is Warp:
                 if self._run_warp(chosen, 1 + int(rand() * MAX_BURST)):
                     self._drop(at, chosen)
+            elif self.slow_engines and len(pool) > 1 and rand() >= self._pace(chosen):
+                continue
             elif not self._run_agent(chosen):
                 self._drop(at, chosen)
                 self._members.discard(id(chosen))
+                self._paces.pop(id(chosen), None)
             if self.steps > self.max_steps:
                 raise StepLimitError(f"{self.steps} steps executed\n  " + "\n  ".join(self.report()))
 
@@ -144,6 +154,13 @@ class Scheduler:
         last = pool.pop()
         if last is not chosen:
             pool[at] = last
+
+    def _pace(self, agent: AsyncAgent) -> float:
+        """Which part of its turns a slow engine takes, until it has nothing to do."""
+        pace = self._paces.get(id(agent))
+        if pace is None:
+            pace = self._paces[id(agent)] = PACES[int(self.rng.random() * len(PACES))]
+        return pace
 
     def _run_agent(self, agent: AsyncAgent) -> bool:
         first = self.steps

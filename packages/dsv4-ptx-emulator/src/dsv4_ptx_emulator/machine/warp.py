@@ -86,10 +86,13 @@ class Warp:
             have (below).
         polling: The warp does nothing but poll.
         scratch: For instruction groups that keep state per warp, by a name of their own.
+        acting: The lane that an access is for, in instructions that access for one lane after the other;
+            else -1.
         executed: Instructions executed so far.
     """
 
     __slots__ = (
+        "acting",
         "active",
         "active_bits",
         "born_bits",
@@ -139,6 +142,7 @@ class Warp:
         self.stale = 0
         self.polling = False
         self.scratch: dict[str, Any] = {}
+        self.acting = -1
         self.executed = 0
         x, y, _ = cta.launch.block
         flat = np.arange(index * LANES, (index + 1) * LANES, dtype=np.uint32)

@@ -27,6 +27,7 @@ the later overwrites the earlier. So each reading of the folder's name gives a n
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import shutil
 import struct
@@ -168,6 +169,22 @@ def compiling(library: Path, arch: str, store: PtxStore) -> Iterator[None]:
         finally:
             owner.envar = before
             store.collect()
+
+
+def load_first(library: Path) -> bool:
+    """Load the stand-in before the DSL's own run-time library, for all that is linked later in this process.
+
+    To be called where no GPU is going to be used, before the DSL compiles anything.
+
+    Returns:
+        Whether it came first.
+    """
+    with _changing:
+        if not _stand_in_first and _is_loaded(REAL_LIBRARY):
+            return False
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        _stand_in_first.add(library)
+    return True
 
 
 def _is_loaded(name: str) -> bool:

@@ -279,7 +279,8 @@ def run_data(call: Constexpr[UnfusedCall], warp: Int32) -> None:
             if exchange.world_size > 1 and not aborted:
                 aborted, deadline = wait_for_peers(exchange, tile, deadline)
                 if aborted and cute.arch.lane_idx() == 0:
-                    cute.arch.store(call.aborted, Int32(1))
+                    # Strong, since several warps may say so at once.
+                    cute.arch.store(call.aborted, Int32(1), sem="relaxed", scope="cta")
             strip = Int32(warp)
             while strip < block_rows * block_columns and not aborted:
                 block_row = strip % block_rows

@@ -235,4 +235,6 @@ def leave(exchange: Constexpr[Exchange], workers: Int32, aborted: Boolean) -> Bo
             store_relaxed(address, Int64(0), "gpu")
             if (before + one) >> 32 != 0:
                 fill = Int32(1)
+    # The atomic acquires for its own lane; a vote orders no memory.
+    cute.arch.sync_warp()
     return cute.arch.vote_any_sync(fill != 0)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32
+from dsv4_symm_mem.device.fences import fence_proxy_async_shared
 from dsv4_symm_mem.device.roles import advance
 from dsv4_symm_mem.device.vectors import Words, add_bf16, load_shared_16, pack_bf16, store_16
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
@@ -111,7 +112,7 @@ def add_peers(
                     for half in cutlass.range_constexpr(2):
                         at = [block * 16 + half * 8 + element for element in range(8)]
                         _add_block(sums, at, _chunk_words(config, ring, stage, thread_offset, block, half))
-                release(config, ring, stage)
+                release_chunk(config, ring, stage)
                 stage, phase = advance(stage, phase, config.stages)
             for block in cutlass.range_constexpr(blocks):
                 for half in cutlass.range_constexpr(2):
@@ -126,9 +127,19 @@ def add_peers(
                     _add_block(
                         accumulators, at, _chunk_words(config, ring, stage, thread_offset, block, half)
                     )
-            release(config, ring, stage)
+            release_chunk(config, ring, stage)
             stage, phase = advance(stage, phase, config.stages)
     return stage, phase
+
+
+def release_chunk(config: KernelConfig, ring: Ring, stage: Int32) -> None:
+    """Give back a stage whose chunk this warp has read with ordinary loads.
+
+    One lane arrives for all, so all have to have read; what is written next comes through the async proxy.
+    """
+    fence_proxy_async_shared()
+    cute.arch.sync_warp()
+    release(config, ring, stage)
 
 
 def _add_block(values: cute.Tensor, at: Sequence[int], words: Words) -> None:

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios for mutation testing: the kernels' exchanges in small, with an exact or bounded answer.
+
+Each is a function of a system of emulated devices that launches, runs, and raises AssertionError for a wrong
+answer. Shapes are as small as they can be while the rings of stages, staged tiles, bounce pieces and both
+banks of slots are all used more than once.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs.dispatch import Path
+from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
+from dsv4_gemm_rs.problems import RankProblem
+from dsv4_symm_mem import SymmetricArena, VirtualGroup
+from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
+from dsv4_symm_mem.errors import ExchangeError
+from dsv4_symm_mem.protocol.launch import LaunchExchange
+from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
+from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
+from dsv4_symm_mem.protocol.words import Operation, bank_of, call_signature, signal
+from gemm_rs_support import assert_right, problems_for
+
+# Workers run side by side.
+torch.set_num_threads(1)
+TILE = KernelConfig(64, 128)
+
+
+@cache
+def _problems(size: int, m: int, n: int, k: int) -> list[RankProblem]:
+    return problems_for(size, m, n, k, WeightKind.BF16, seed=m)
+
+
+def _calls(system: Any, shapes: list[int], n: int, k: int, *, unfused: int | None = None) -> None:
+    """Several calls at once on all ranks, each checked."""
+    size = len(system.devices)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=TILE))
+        group = VirtualGroup(size, emulation=system)
+        spaces = group.run(lambda rank: Workspace.create(rank, max_tokens=max(shapes), n=n, path="fused"))
+        if unfused is not None:
+            spaces[unfused].requested = Path.UNFUSED
+        for space in spaces:
+            assert space.exchange is not None
+            space.exchange.blocks[space.rank][space.exchange.layout.slots_offset :].fill_(0xFF)
+        results = []
+        for m in shapes:
+            problems = _problems(size, m, n, k)
+            outs = []
+            for rank, problem in enumerate(problems):
+                out = torch.full((shard_length(m, size), n), float("nan"), dtype=torch.bfloat16)
+                outs.append(gemm_rs(problem.x, problem.weight, spaces[rank], out))
+            results.append((outs, problems))
+        system.run()
+        for space in spaces:
+            space.check()
+        for outs, problems in results:
+            assert_right(outs, problems)
+        group.run(lambda rank: spaces[rank.rank].close())
+
+
+def fused_banks(system: Any) -> None:
+    """Two ranks, one CTA each, three calls, tokens in the second: a bank is used again."""
+    _calls(system, [128, 1, 128], 128, 64)
+
+
+fused_banks.ranks, fused_banks.processors = 2, 1  # type: ignore[attr-defined]
+
+
+def fused_pair(system: Any) -> None:
+    """Two ranks, one CTA each: every ring of a CTA goes round."""
+    _calls(system, [384], 128, 128)
+
+
+fused_pair.ranks, fused_pair.processors = 2, 1  # type: ignore[attr-defined]
+
+
+def fused_trio(system: Any) -> None:
+    """Three ranks with two CTAs each, rows that do not fill a tile."""
+    _calls(system, [200], 128, 64)
+
+
+fused_trio.ranks, fused_trio.processors = 3, 2  # type: ignore[attr-defined]
+
+
+def fused_and_unfused(system: Any) -> None:
+    """Two ranks of which one runs the stand-alone reduce-scatter, whose stores are ordinary ones."""
+    _calls(system, [128, 128, 128], 128, 64, unfused=1)
+
+
+fused_and_unfused.ranks, fused_and_unfused.processors = 2, 1  # type: ignore[attr-defined]
+
+
+def _fused_lost(system: Any, m: int) -> None:
+    """The last rank never comes: the deadline ends the call on the others, and they blame it."""
+    lost = len(system.devices) - 1
+    with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=TILE):
+        group = VirtualGroup(lost + 1, emulation=system)
+        spaces = group.run(
+            lambda rank: Workspace.create(rank, max_tokens=m, n=128, path="fused", deadline=0.001)
+        )
+        problems = _problems(lost + 1, m, 128, 64)
+        outs = [torch.zeros((shard_length(m, lost + 1), 128), dtype=torch.bfloat16) for _ in range(lost)]
+        for rank, out in enumerate(outs):
+            gemm_rs(problems[rank].x, problems[rank].weight, spaces[rank], out)
+        system.run()
+        for rank, out in enumerate(outs):
+            with pytest.raises(ExchangeError) as caught:
+                spaces[rank].check()
+            assert caught.value.blamed == lost
+            assert out[: max(m - rank * len(out), 0)].isnan().all()
+
+
+def fused_lost(system: Any) -> None:
+    """Two ranks with two CTAs each wait for tiles of a third."""
+    _fused_lost(system, 384)
+
+
+fused_lost.ranks, fused_lost.processors = 3, 2  # type: ignore[attr-defined]
+# An aborted call reads stages that were never loaded; its output is overwritten with NaN.
+fused_lost.checks = False  # type: ignore[attr-defined]
+
+
+def fused_lost_token(system: Any) -> None:
+    """Two ranks wait for a third, one of them for its token."""
+    _fused_lost(system, 1)
+
+
+fused_lost_token.ranks, fused_lost_token.processors = 3, 1  # type: ignore[attr-defined]
+fused_lost_token.checks = False  # type: ignore[attr-defined]
+
+SHAPE = TileShape(16, 32)
+"""Small tiles, so that a CTA has more of them than it may have unpublished."""
+
+
+def _exchanges(
+    system: Any, tokens: int, n: int, deadline: float
+) -> tuple[list[LaunchExchange], list[torch.Tensor]]:
+    """An exchange on each rank, and the blocks in symmetric memory."""
+    size = len(system.devices)
+    group = VirtualGroup(size, emulation=system)
+    grid = TileGrid(tokens, n, size, SHAPE)
+    tiles = grid.owned_tiles(0)
+    layout = ExchangeLayout(size, tiles, tiles * grid.tile_elements * BF16_BYTES)
+    arenas = group.run(lambda rank: SymmetricArena.create(rank, layout.total_bytes))
+    blocks = [arena.allocate((layout.total_bytes,), torch.uint8, "block") for arena in arenas]
+    exchanges = [
+        LaunchExchange(layout, block, rank, deadline, device)
+        for rank, (block, device) in enumerate(zip(blocks, system.accelerators, strict=True))
+    ]
+    return exchanges, [block.local for block in blocks]
+
+
+def _reduce_scatter(system: Any, shapes: list[int], n: int, dtype: torch.dtype, grid_size: int) -> None:
+    launches, _ = _exchanges(system, max(shapes), n, 1.0)
+    size = len(launches)
+    generator = torch.Generator().manual_seed(3)
+    results = []
+    for m in shapes:
+        partials = [torch.randint(-8, 9, (m, n), generator=generator).to(dtype) for _ in range(size)]
+        length = shard_length(m, size)
+        outs = [torch.full((length, n), float("nan"), dtype=torch.bfloat16) for _ in range(size)]
+        signature = call_signature(Operation.REDUCE_SCATTER, m, n, SHAPE.m, SHAPE.n)
+        for exchange, partial, out in zip(launches, partials, outs, strict=True):
+            reduce_scatter_cuda(exchange, partial, out, SHAPE, signature, 1, 1, grid_size)
+        results.append((m, partials, outs))
+    system.run()
+    for exchange in launches:
+        exchange.check()
+    for m, partials, outs in results:
+        total = torch.stack([partial.float() for partial in partials]).sum(0)
+        length = shard_length(m, size)
+        for rank, out in enumerate(outs):
+            # Sums of few small integers are exact.
+            rows = total[rank * length : (rank + 1) * length]
+            assert torch.equal(out[: len(rows)].float(), rows), f"wrong sum on rank {rank} for m {m}"
+            assert not out[len(rows) :].any(), f"rows past the end on rank {rank} for m {m}"
+
+
+def _reduce_scatter_lost(system: Any, m: int, sent: int) -> None:
+    n, lost = 64, len(system.devices) - 1
+    exchanges, blocks = _exchanges(system, m, n, 0.001)
+    exchanges = exchanges[:lost]
+    outs = [torch.zeros((shard_length(m, lost + 1), n), dtype=torch.bfloat16) for _ in exchanges]
+    signature = call_signature(Operation.REDUCE_SCATTER, m, n, SHAPE.m, SHAPE.n)
+    partial = torch.ones(m, n, dtype=torch.bfloat16)
+    for exchange, block in zip(exchanges, blocks, strict=False):
+        # The lost rank has sent some tiles (of zeros) before.
+        for tile in range(sent):
+            at = exchange.layout.flag_offset(bank_of(1), lost, tile)
+            block[at : at + 8].view(torch.int64)[0] = signal(1, signature)
+    for exchange, out in zip(exchanges, outs, strict=True):
+        reduce_scatter_cuda(exchange, partial, out, SHAPE, signature, 1, 1, 2)
+    system.run()
+    for rank, (exchange, out) in enumerate(zip(exchanges, outs, strict=True)):
+        with pytest.raises(ExchangeError) as caught:
+            exchange.check()
+        assert caught.value.blamed == lost
+        assert out[: max(m - rank * len(out), 0)].isnan().all()
+
+
+def reduce_scatter_lost(system: Any) -> None:
+    """Two ranks with two CTAs each wait for tiles of a third, of which some came."""
+    _reduce_scatter_lost(system, 96, 2)
+
+
+reduce_scatter_lost.ranks = 3  # type: ignore[attr-defined]
+
+
+def reduce_scatter_lost_token(system: Any) -> None:
+    """Two ranks wait for a third, one of them for its token."""
+    _reduce_scatter_lost(system, 1, 0)
+
+
+reduce_scatter_lost_token.ranks = 3  # type: ignore[attr-defined]
+
+
+def reduce_scatter_pair(system: Any) -> None:
+    """Two ranks, one CTA each, three calls."""
+    _reduce_scatter(system, [90, 90, 90], 64, torch.bfloat16, 1)
+
+
+reduce_scatter_pair.ranks = 2  # type: ignore[attr-defined]
+
+
+def reduce_scatter_trio(system: Any) -> None:
+    """Three ranks with two CTAs each, three calls of changing length."""
+    _reduce_scatter(system, [60, 1, 60], 64, torch.bfloat16, 2)
+
+
+reduce_scatter_trio.ranks = 3  # type: ignore[attr-defined]

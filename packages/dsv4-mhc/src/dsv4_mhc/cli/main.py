@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse, run, and turn errors raised on purpose into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsv4_mhc._version import __version__
+from dsv4_mhc.compile import ARCHITECTURES, cache_folder, compile_variant, variants
+from dsv4_mhc.errors import MhcError
+from dsv4_mhc.plan import Quant
+
+TOKENS = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+HIDDEN = [4096, 5120, 7168]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's parser."""
+    root = argparse.ArgumentParser(prog="dsv4-mhc", description="Hyper-connections of DeepSeek V4 and V4.1.")
+    root.add_argument("--version", action="version", version=__version__)
+    commands = root.add_subparsers(required=True, metavar="command")
+
+    compiling = commands.add_parser("compile", help="fill the kernel cache; needs no GPU")
+    compiling.add_argument("--arch", nargs="+", choices=ARCHITECTURES, default=["sm_90a"])
+    compiling.add_argument("--hidden", type=int, nargs="+", required=True, metavar="H")
+    compiling.add_argument("--quant", type=Quant, nargs="+", choices=list(Quant), default=[Quant.NONE])
+    compiling.add_argument("--wiring", choices=["v4", "v4.1", "both"], default="both")
+    compiling.add_argument(
+        "--cache", type=Path, default=None, help="folder; the server then needs TILELANG_CACHE_DIR set to it"
+    )
+    compiling.set_defaults(run=run_compile)
+
+    measuring = commands.add_parser("bench", help="measure operators and seams on this machine's GPU")
+    measuring.add_argument("--tokens", type=int, nargs="+", default=TOKENS, metavar="T")
+    measuring.add_argument("--hidden", type=int, nargs="+", default=HIDDEN, metavar="H")
+    measuring.add_argument("--samples", type=int, default=30, help="replays a case (default 30)")
+    measuring.add_argument("--cases", nargs="+", default=None, help="names or their beginnings (default all)")
+    measuring.add_argument("--output", type=Path, default=Path("results/mhc.json"))
+    measuring.set_defaults(run=run_bench)
+    return root
+
+
+def run_compile(options: argparse.Namespace) -> int:
+    """Compile or find every variant; a line for each."""
+    if options.cache is not None:
+        os.environ["TILELANG_CACHE_DIR"] = str(options.cache.resolve())
+    start = time.perf_counter()
+    count = 0
+    for hidden in options.hidden:
+        for variant in variants(hidden, quants=options.quant, wiring=options.wiring):
+            for arch in options.arch:
+                begun = time.perf_counter()
+                compile_variant(variant, arch)
+                count += 1
+                took = time.perf_counter() - begun
+                print(f"{took:6.2f} s  {arch}  {describe(variant.module, variant.arguments)}", flush=True)
+    print(f"{count} kernels in {time.perf_counter() - start:.1f} s, in {cache_folder()}")
+    return 0
+
+
+def describe(module: str, arguments: tuple[object, ...]) -> str:
+    """A variant in a few words."""
+    return f"{module} {' '.join(str(argument) for argument in arguments)}"
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Measure, write JSON and Markdown, print the table."""
+    from dsv4_mhc.bench.report import markdown
+    from dsv4_mhc.bench.run import run
+
+    report = run(
+        options.tokens,
+        options.hidden,
+        options.samples,
+        options.cases,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    table = markdown(report)
+    options.output.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except MhcError as error:
+        print(f"dsv4-mhc: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

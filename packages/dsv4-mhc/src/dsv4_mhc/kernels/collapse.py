@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collapse with given weights, with or without a post map before it and an RMSNorm after it.
+
+V4.1's tail (post, collapse, final norm, and the streams only if somebody wants them) and the bare collapse.
+One token a CTA: without a projection nothing is shared between tokens, and a row of y fits into registers.
+"""
+
+import tilelang.language as T
+
+from dsv4_mhc.kernels.device import (
+    BF16,
+    FP32,
+    add_squares,
+    block_sum,
+    load_gains,
+    load_row,
+    load_streams,
+    mix_target,
+    narrow,
+    widen,
+)
+from dsv4_mhc.plan import STREAMS, SeamOptions
+
+MAX_THREADS = 512
+
+
+def row_threads(hidden: int) -> int:
+    """Threads of a CTA: whole warps, as many as 512 that share a row's vectors evenly, if any do."""
+    vectors = hidden // 8
+    even = [count for count in range(32, MAX_THREADS + 1, 32) if vectors % count == 0]
+    return max(even, default=min(MAX_THREADS, -(-vectors // 32) * 32))
+
+
+def build(hidden: int, options: SeamOptions):
+    """The TileLang function for a hidden size and options; `y` is always written, `quant` never."""
+    tokens = T.dynamic("tokens")
+    threads = row_threads(hidden)
+    steps = -(-hidden // (8 * threads))
+
+    def present(used: bool, shape, dtype):
+        return T.Tensor(shape, dtype) if used else T.Tensor((tokens, STREAMS, hidden), BF16)
+
+    @T.prim_func
+    def mhc_collapse(
+        residual: T.Tensor((tokens, STREAMS, hidden), BF16),
+        output: present(options.post, (tokens, hidden), BF16),
+        post_in: present(options.post, (tokens, STREAMS), FP32),
+        comb_in: present(options.post, (tokens, STREAMS, STREAMS), FP32),
+        carried: T.Tensor((tokens, STREAMS), FP32),
+        norm_weight: present(options.norm, (hidden,), BF16),
+        residual_out: T.Tensor((tokens, STREAMS, hidden), BF16),
+        y: T.Tensor((tokens, hidden), BF16),
+        mean_out: present(options.mean, (tokens, hidden), BF16),
+        norm_eps: T.float32,
+    ):
+        with T.Kernel(tokens, threads=threads) as token:
+            thread = T.get_thread_binding(0)
+            partial_s = T.alloc_shared((threads // 32,), FP32)
+            raw = T.alloc_local((STREAMS + 1, 8), BF16)
+            packed = T.alloc_local((1, 8), BF16)
+            kept = T.alloc_local((steps, 8), BF16)
+            wide = T.alloc_local((STREAMS + 1, 8), FP32)
+            mixed = T.alloc_local((1, 8), FP32)
+            total = T.alloc_local((1, 8), FP32)
+            mean = T.alloc_local((1, 8), FP32)
+            post_gain = T.alloc_local((STREAMS,), FP32)
+            pre_gain = T.alloc_local((STREAMS,), FP32)
+            comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
+            squares = T.alloc_local((1,), FP32)
+
+            squares[0] = T.float32(0)
+            for i in T.vectorized(STREAMS):
+                pre_gain[i] = carried[token, i]
+            if options.post:
+                load_gains(post_gain, comb_gain, post_in, comb_in, token)
+            for step in T.unroll(steps):
+                column = (step * threads + thread) * 8
+                if column < hidden:
+                    load_streams(raw, residual, token, column)
+                    for i in T.unroll(STREAMS):
+                        widen(wide, i, raw, i)
+                    if options.post:
+                        load_row(raw, STREAMS, output, token, column)
+                        widen(wide, STREAMS, raw, STREAMS)
+                    for v in T.unroll(8):
+                        total[0, v] = T.float32(0)
+                        mean[0, v] = T.float32(0)
+                    for j in T.unroll(STREAMS):
+                        if options.post:
+                            mix_target(mixed, wide, post_gain, comb_gain, j)
+                            narrow(packed, 0, mixed, 0)
+                            if options.store_residual:
+                                for v in T.vectorized(8):
+                                    residual_out[token, j, column + v] = packed[0, v]
+                            widen(mixed, 0, packed, 0)
+                        else:
+                            for v in T.unroll(8):
+                                mixed[0, v] = wide[j, v]
+                        for v in T.unroll(8):
+                            total[0, v] = total[0, v] + pre_gain[j] * mixed[0, v]
+                            mean[0, v] = mean[0, v] + mixed[0, v]
+                    if options.mean:
+                        for v in T.unroll(8):
+                            mean[0, v] = mean[0, v] * T.float32(0.25)
+                        narrow(packed, 0, mean, 0)
+                        for v in T.vectorized(8):
+                            mean_out[token, column + v] = packed[0, v]
+                    narrow(kept, step, total, 0)
+                    if options.norm:
+                        if not options.exact_statistic:
+                            widen(total, 0, kept, step)
+                        add_squares(squares, 0, total, 0)
+            if options.norm:
+                block_sum(squares, 0, partial_s, thread, threads // 32)
+                squares[0] = T.rsqrt(squares[0] * T.float32(1.0 / hidden) + norm_eps)
+            for step in T.unroll(steps):
+                column = (step * threads + thread) * 8
+                if column < hidden:
+                    if options.norm:
+                        widen(mixed, 0, kept, step)
+                        for v in T.vectorized(8):
+                            packed[0, v] = norm_weight[column + v]
+                        widen(total, 0, packed, 0)
+                        for v in T.unroll(8):
+                            mixed[0, v] = mixed[0, v] * squares[0] * total[0, v]
+                        narrow(kept, step, mixed, 0)
+                    for v in T.vectorized(8):
+                        y[token, column + v] = kept[step, v]
+
+    return mhc_collapse

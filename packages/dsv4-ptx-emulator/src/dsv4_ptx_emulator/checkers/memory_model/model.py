@@ -1,0 +1,469 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory consistency model of PTX as a checker (PTX ISA 9.4, chapter 8).
+
+The machine executes one interleaving, sequentially consistent at each step. This observer asks of every pair
+of conflicting accesses that meets in it whether the ISA orders them, or makes them morally strong; if
+neither, then some GPU may do it otherwise, whatever came out here. So a missing fence is found although it
+changed nothing.
+
+What orders (sections 8.8, 8.9.4): program order of a thread; release and acquire patterns, fences included,
+whose scopes include each other's thread; bar and barrier.cluster; mbarriers, whose operations are releases
+and acquires of that kind; observed completion of asynchronous operations; the end of a launch and the start
+of the next on its stream; the host between two runs. `clocks` says how that is kept, `shadow` what is kept
+per byte.
+
+Decisions where the text leaves room:
+
+* A proxy fence counts anywhere on the path between two accesses, by whichever thread. The mixed-proxy
+  paper (Lustig et al., ISCA 2022) wants it in the CTA of the access that is not generic.
+* Completion of a bulk copy or wgmma includes a proxy fence for what the operation wrote and for what it read.
+* Generic reads that come before an async write need a fence as writes do: the ISA makes no exception, and its
+  own example fences them.
+* mbarrier arrivals of earlier phases are ordered before a wait for a later one (a chain of
+  read-modify-writes).
+* A bulk copy signals its barrier in the generic proxy, for waits of any scope, and on behalf of its own
+  accesses only.
+* Lanes of a warp are threads. elect, shfl and vote order no memory; bar.warp.sync does.
+
+Not judged: bytes within a word, textures and ld.nc apart from other loads, tensor memory (see the checker of
+that name), local memory and parameters.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsv4_ptx_emulator.checkers.memory_model.agents import Components, CtaState, Owner
+from dsv4_ptx_emulator.checkers.memory_model.clocks import (
+    ALIAS,
+    ALL_ROWS,
+    CAUSAL,
+    COMMON_ROWS,
+    GLOBAL,
+    MAPS,
+    SHARED,
+    Clock,
+    Place,
+    WarpClock,
+    joined,
+    lanes_in,
+    widened,
+)
+from dsv4_ptx_emulator.checkers.memory_model.findings import Finding
+from dsv4_ptx_emulator.checkers.memory_model.judge import Judge, Miss
+from dsv4_ptx_emulator.checkers.memory_model.operations import Operation
+from dsv4_ptx_emulator.checkers.memory_model.shadow import ASYNC_READ, GENERIC_READ, WRITE, Shadow
+from dsv4_ptx_emulator.checkers.memory_model.synchronisation import Synchronisation
+from dsv4_ptx_emulator.machine.observer import Access, AccessKind, AsyncEvent, Observer
+from dsv4_ptx_emulator.machine.warp import Warp
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from dsv4_ptx_emulator.machine.cta import Cta
+    from dsv4_ptx_emulator.machine.launch import Launch
+    from dsv4_ptx_emulator.machine.tensor_memory import TensorEvent
+
+_EPOCHS = (1 << 32) - 1
+_FEW = np.arange(32, dtype=np.int64)
+
+
+@lru_cache(maxsize=1024)
+def _lanes(bits: int) -> NDArray[np.int64]:
+    found = np.array(lanes_in(bits), np.int64)
+    found.flags.writeable = False
+    return found
+
+
+class MemoryModel(Observer):
+    """Raises `MemoryModelError` at the first violation, or collects them all.
+
+    Args:
+        collect: Keep findings instead of raising the first.
+        known: Findings to pass over in silence, by rule and line of the earlier access.
+
+    Attributes:
+        findings: What was found so far; each pair of lines once.
+    """
+
+    def __init__(self, *, collect: bool = False, known: Collection[tuple[str, int]] = ()) -> None:
+        self.findings: list[Finding] = []
+        self.components = Components()
+        self.shadow = Shadow()
+        self.rows = COMMON_ROWS
+        self._judge = Judge(self, collect, known)
+        self._synchronisation = Synchronisation(self)
+        self._ctas: dict[int, CtaState] = {}
+        self._starts: dict[int, Clock] = {}
+        self._ends: dict[int, Clock] = {}
+        self._streams: dict[tuple[int, int], Clock] = {}
+        self._running: set[int] = set()
+        self._places = 0
+        self._notes: list[tuple[AccessKind, int]] = []
+        self._note_numbers: dict[tuple[int, int], int] = {}
+        self._aliased: NDArray[np.bool_] | None = None
+        self._executing: dict[int, Operation] = {}
+        self._tensor_done: dict[int, list[int]] = {}
+
+    def state_of(self, cta: Cta) -> CtaState:
+        """What is known of a CTA that runs."""
+        return self._ctas[id(cta)]
+
+    def note(self, number: int) -> tuple[AccessKind, int]:
+        """Instruction and size that a note in the shadow stands for."""
+        return self._notes[number]
+
+    def report(self, finding: Finding) -> None:
+        """Raise or keep a finding."""
+        self._judge.report(finding)
+
+    def missed(self, miss: Miss) -> None:
+        """A release and an acquire met without synchronising; explains a violation that follows from it."""
+        self._judge.missed(miss)
+
+    def empty(self) -> Clock:
+        """A clock that knows nothing."""
+        return np.zeros((self.rows, self.components.columns), np.int32)
+
+    def on_launch_begin(self, launch: Launch) -> None:
+        """A launch comes after the one before it on its stream, unless it may overlap with that."""
+        opcodes = {instruction.opcode for instruction in launch.kernel.instructions}
+        if any("proxy.alias" in each or "multimem" in each or "tensormap::" in each for each in opcodes):
+            self.rows = ALL_ROWS
+        if self._aliased is None and any("multimem" in each for each in opcodes):
+            self._aliased = np.array([kind.proxy == "multimem" for kind, _ in self._notes], np.bool_)
+        before = launch.predecessor
+        if before is not None and before.state != "done":
+            start = self._starts[before.number]
+        else:
+            start = self._streams.get((launch.rank, launch.stream), self.empty())
+        self._starts[launch.number] = start
+        self._ends[launch.number] = start
+        self._running.add(launch.number)
+
+    def on_launch_end(self, launch: Launch) -> None:
+        """What the launch did comes before whatever follows on its stream, in all proxies (section 8.9.4)."""
+        self._running.discard(launch.number)
+        self._streams[launch.rank, launch.stream] = _bounded(self._ends.pop(launch.number))
+        self._starts.pop(launch.number)
+        if not launch.machine.launches and not self._running:
+            self._forget()
+
+    def _forget(self) -> None:
+        """The host has waited for everything, so nothing that follows can conflict with what was."""
+        self.components = Components()
+        self.shadow.clear()
+        self._streams.clear()
+        self._executing.clear()
+        self._tensor_done.clear()
+        self._synchronisation.clear()
+        self._judge.clear()
+
+    def on_cta_begin(self, cta: Cta) -> None:
+        """Its threads begin with what the launch begins with."""
+        launch = cta.launch
+        self._places += 1
+        cluster = cta.cluster.scratch.setdefault("memory_model", self._places)
+        place = Place(cta.rank, cluster, self._places)
+        x, y, z = cta.index
+        key: tuple[int, ...] = (launch.rank, launch.stream, x, y, z)
+        if launch.dependent:
+            key = (*key, launch.number)
+        reserved = self.components.reserve(key, 32 * len(cta.warps))
+        state = CtaState(cta, place, reserved)
+        for warp in cta.warps:
+            first = reserved.first + 32 * warp.index
+            epoch = reserved.epochs.get(warp.index, 1)
+            state.warps[warp.index] = WarpClock(first, warp.live_bits, self._starts[launch.number], epoch)
+            for lane in range(32):
+                self.components.owners[first + lane] = Owner(state, 32 * warp.index + lane)
+        state.granules = len(cta.shared_data) // 4
+        state.shadow = self.shadow.allocate(state.granules) if state.granules else 0
+        self._ctas[id(cta)] = state
+
+    def on_cta_end(self, cta: Cta) -> None:
+        """Its threads' last words go into what follows the launch."""
+        state = self._ctas.pop(id(cta))
+        end = self._ends[cta.launch.number]
+        columns = self.components.columns
+        for index, clock in state.warps.items():
+            warp = cta.warps[index]
+            end = joined(end, clock.snapshot(warp.born_bits, columns))
+            state.reserved.epochs[index] = clock.epoch
+        reserved = state.reserved
+        end = end.copy()
+        end[CAUSAL, reserved.pieces[: state.used_pieces]] = reserved.piece_epoch + 1
+        reserved.piece_epoch += 2
+        self._ends[cta.launch.number] = end
+        self._synchronisation.forget(cta)
+        if state.granules:
+            self.shadow.release(state.shadow, state.granules)
+
+    def on_access(self, access: Access) -> None:
+        """Compare with what touched the bytes before, and remember."""
+        if access.space not in ("global", "shared"):
+            return
+        if access.agent.__class__ is Warp:
+            self._warp_access(access, access.agent)
+        else:
+            self._engine_access(access, access.agent)
+
+    def _warp_access(self, access: Access, warp: Warp) -> None:
+        state = self._ctas[id(warp.cta)]
+        clock = state.warps[warp.index]
+        kind = access.kind
+        if access.owner is not None and "mbarrier" in kind.opcode:
+            self._synchronisation.barrier_by_warp(access, warp, state, clock)
+            return
+        lanes = _accessing(access, warp)
+        granules = self._granules(access)
+        if granules is None:
+            return
+        row = MAPS if kind.proxy == "tensormap" else ALIAS if kind.proxy == "multimem" else CAUSAL
+        note = self._note(kind, access.size)
+        components = clock.first + lanes
+        for strand in clock.strands[:]:
+            at, mine = granules, components
+            if len(clock.strands) > 1:
+                inside = (strand.bits >> lanes) & 1 == 1
+                if not inside.any():
+                    continue
+                at, mine = granules[inside], components[inside]
+            self._compare(access, at, mine, clock.epoch, strand.clock, row, note, fenced=strand.fenced[ALIAS])
+        if kind.semantics != "weak":
+            self._synchronisation.strong(access, lanes, state, clock)
+
+    def _engine_access(self, access: Access, engine: Any) -> None:
+        state = self._ctas.get(id(engine.cta))
+        if state is None:
+            return
+        acting = getattr(engine, "acting", None)
+        kind = access.kind
+        if acting is None:
+            operation = self._executing.get(id(engine))
+            if access.owner is not None and access.action == "atomic":
+                done = self._tensor_done.get(id(engine), [])
+                self._synchronisation.barrier_by_engine(access, state, None, done, 2)
+                return
+            component = operation.pieces[0] if operation is not None else 0
+        elif isinstance(acting, tuple):
+            transfer, targets = acting
+            operation = state.operations.get(id(transfer))
+            if operation is None:
+                return
+            if access.action == "atomic":
+                told = [operation.pieces[id(target)] for target in targets if operation.pieces]
+                told += operation.covers
+                self._synchronisation.barrier_by_engine(access, state, operation, told, operation.write_epoch)
+                return
+            component = operation.pieces[id(targets[0])]
+        else:
+            operation = state.operations.get(id(acting))
+            component = operation.pieces[0] if operation is not None else 0
+        granules = self._granules(access)
+        if operation is None or granules is None:
+            return
+        row = CAUSAL
+        if kind.proxy == "async":
+            row = GLOBAL if access.owner is None else SHARED
+        epoch = operation.read_epoch if access.action == "read" else operation.write_epoch
+        one = np.array([component], np.int64)
+        self._compare(
+            access, granules, one, epoch, operation.clock, row, self._note(kind, access.size), operation
+        )
+
+    def _compare(
+        self,
+        access: Access,
+        granules: NDArray[np.int64],
+        components: NDArray[np.int64],
+        epoch: int,
+        clock: Clock,
+        row: int,
+        note: int,
+        operation: Operation | None = None,
+        fenced: int = 0,
+    ) -> None:
+        """One access by components [1] or [accesses], to granules [accesses, granules of each].
+
+        `fenced` is the epoch up to which the threads' own accesses may be followed by accesses to an alias.
+        """
+        at = granules.reshape(-1)
+        entry: Any = components << 32 | epoch
+        if len(components) == 1:
+            mine: Any = int(components[0])
+            entry = int(entry[0])
+        else:
+            mine = np.repeat(components, granules.shape[1])
+            entry = np.repeat(entry, granules.shape[1])
+        shadow = self.shadow
+        columns = self.components.columns
+        if clock.shape[0] < self.rows or clock.shape[1] < columns:
+            clock = widened(clock, self.rows, columns)
+        known = clock[row]
+        slots = WRITE if access.action == "read" else slice(None)
+        before = shadow.entries[slots, at]
+        if before.any():
+            others = before >> 32
+            if row == MAPS:
+                # A thread's own writes need the fence as well.
+                wrong = known[others] < (before & _EPOCHS)
+            elif self._aliased is not None and row in (CAUSAL, ALIAS):
+                through = self._aliased[shadow.notes[slots, at]] != (row == ALIAS)
+                reached = np.where(through, clock[ALIAS][others], clock[CAUSAL][others])
+                foreign = others != mine
+                wrong = (reached < (before & _EPOCHS)) & (through | foreign)
+                wrong &= foreign | ((before & _EPOCHS) > fenced)
+            else:
+                wrong = (known[others] < (before & _EPOCHS)) & (others != mine)
+            if wrong.any():
+                self._judge.judge(access, at, before, wrong, mine, clock, operation)
+        if access.action == "read":
+            shadow.note_read(at, entry, note, GENERIC_READ if operation is None else ASYNC_READ)
+        else:
+            shadow.note_write(at, entry, note)
+
+    def _granules(self, access: Access) -> NDArray[np.int64] | None:
+        owner = access.owner
+        if owner is None:
+            return self.shadow.global_(access.addresses, access.size)
+        state = self._ctas.get(id(owner))
+        if state is None:
+            return None
+        return self.shadow.shared(state.shadow, owner.shared_base, access.addresses, access.size)
+
+    def _note(self, kind: AccessKind, size: int) -> int:
+        key = (id(kind), size)
+        number = self._note_numbers.get(key)
+        if number is None:
+            number = self._note_numbers[key] = len(self._notes)
+            self._notes.append((kind, size))
+            if self._aliased is not None:
+                self._aliased = np.append(self._aliased, kind.proxy == "multimem")
+        return number
+
+    def on_fence(self, warp: Warp, name: str, line: int) -> None:
+        """Memory fences and proxy fences."""
+        words = name.split(".")
+        if words[0] not in ("fence", "membar"):
+            return
+        state = self._ctas[id(warp.cta)]
+        clock = state.warps[warp.index]
+        if "proxy" in words:
+            clock.fence(warp.active_bits, _fenced_rows(words))
+        else:
+            self._synchronisation.memory_fence(warp, state, clock, words, line)
+
+    def on_sync(self, warp: Warp, name: str, channel: Any, line: int) -> None:
+        """Barriers."""
+        state = self._ctas[id(warp.cta)]
+        clock = state.warps[warp.index]
+        if name == "bar.warp":
+            clock.merge(warp.active_bits, self.components.columns)
+        elif name == "griddepcontrol.wait":
+            launch = warp.cta.launch
+            clock.acquire(warp.active_bits, self._streams.get((launch.rank, launch.stream), self.empty()))
+        else:
+            self._synchronisation.barrier(warp, state, clock, name, channel, line)
+
+    def on_async(self, event: AsyncEvent) -> None:
+        """Issue, commit and wait."""
+        warp = event.warp
+        state = self._ctas[id(warp.cta)]
+        clock = state.warps[warp.index]
+        if event.action == "issue":
+            self._issue(event, state, clock)
+            return
+        lanes = [-1] if event.family == "wgmma" else lanes_in(event.lanes)
+        for lane in lanes:
+            groups = state.groups_of(event.family, warp, lane)
+            if event.action == "commit":
+                groups.commit()
+                continue
+            complete = groups.waited(event.allowed, event.reads)
+            if complete:
+                bits = event.lanes if lane < 0 else 1 << lane
+                epoch = state.reserved.piece_epoch + (0 if event.reads else 1)
+                clock.learn(bits, complete, epoch, self.components.columns)
+
+    def _issue(self, event: AsyncEvent, state: CtaState, clock: WarpClock) -> None:
+        subject, warp = event.operation, event.warp
+        known = clock.snapshot(event.lanes, self.components.columns)
+        issuers = {clock.first + lane for lane in lanes_in(event.lanes)}
+        operation = state.operations.get(id(subject))
+        if operation is not None:
+            # A wgmma, which four warps issue one after the other.
+            operation.clock = joined(operation.clock, known)
+        elif event.family == "wgmma":
+            pieces = {0: self.components.piece(state)}
+            operation = Operation(subject, known, event.line, pieces, state.reserved.piece_epoch)
+        else:
+            targets = [target for _, targets in subject.unread for target in targets]
+            pieces = {id(target): self.components.piece(state) for target in targets}
+            operation = Operation(subject, known, event.line, pieces, state.reserved.piece_epoch)
+            if not targets:
+                operation.covers = list(state.copies.get(warp.index, ()))
+            elif event.family == "cp.async":
+                state.copies.setdefault(warp.index, []).extend(pieces.values())
+        operation.issuers |= issuers
+        state.operations[id(subject)] = operation
+        if event.family:
+            for lane in [-1] if event.family == "wgmma" else lanes_in(event.lanes):
+                state.groups_of(event.family, warp, lane).open += operation.pieces.values()
+
+    def on_tensor(self, event: TensorEvent) -> None:
+        """Operations of the tensor core: what they read of shared memory, and when that is over."""
+        if event.action not in ("issue", "execute", "commit"):
+            return
+        pipe: Any = event.agent
+        work = event.operation
+        state = self._ctas.get(id(pipe.cta))
+        if state is None:
+            return
+        if event.action == "issue":
+            warp, lane = work.thread
+            known = state.warps[warp].snapshot(1 << lane, self.components.columns)
+            pieces = {0: self.components.piece(state)}
+            epoch = state.reserved.piece_epoch
+            state.operations[id(work)] = Operation(work, known, event.kind.line, pieces, epoch)
+        elif event.action == "execute":
+            self._executing[id(pipe)] = state.operations[id(work)]
+        else:
+            done = self._tensor_done.setdefault(id(pipe), [])
+            done += state.operations[id(work)].pieces.values()
+
+
+def _accessing(access: Access, warp: Warp) -> NDArray[np.int64]:
+    """Lanes that an access is for, one per address."""
+    if warp.acting >= 0:
+        return _FEW[warp.acting : warp.acting + 1]
+    lanes = _lanes(warp.active_bits)
+    if access.part is not None and len(access.part) == len(lanes):
+        lanes = lanes[access.part]
+    count = len(access.addresses)
+    return lanes if count == len(lanes) else _FEW[:count]
+
+
+def _bounded(clock: Clock) -> Clock:
+    """What a kernel's boundary passes on: all is known to every proxy but that of tensor maps."""
+    result = clock.copy()
+    for row in range(1, min(len(result), MAPS)):
+        result[row] = result[CAUSAL]
+    return result
+
+
+def _fenced_rows(words: list[str]) -> tuple[int, ...]:
+    if "alias" in words:
+        return (ALIAS,)
+    if any("tensormap" in word for word in words):
+        return (MAPS,)
+    if "global" in words or "async::global" in words:
+        return (GLOBAL,)
+    if any("shared" in word for word in words):
+        return (SHARED,)
+    return (SHARED, GLOBAL)
