@@ -24,12 +24,13 @@ from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.layout import ABORT_OFFSET, shard_length
 from gemm_rs_support import assert_right, problems_for
-from sm100_support import Group, Operands, operands_of
+from sm100_support import Group, Operands, operands_of, tools_obstacle
 
 library = pytest.importorskip(
     "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
 )
-pytestmark = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+obstacle = library.obstacle() or tools_obstacle()
+pytestmark = pytest.mark.skipif(bool(obstacle), reason=obstacle)
 
 ARCH = "sm_100a"
 ABORTED = False

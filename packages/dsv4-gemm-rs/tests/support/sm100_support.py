@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -19,6 +20,25 @@ from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
+
+CUDA_13 = "nvidia-cutlass-dsl-libs-cu13"
+
+
+def tools_obstacle() -> str:
+    """Why this DSL cannot assemble the SM100 kernel; empty if nothing is known to be in the way.
+
+    The ptxas of the DSL's CUDA 12 libraries does not take the kernel's form of `tcgen05.commit`.
+    """
+    return "" if is_installed(CUDA_13) else f"needs {CUDA_13}: the CUDA 12 ptxas refuses its tcgen05.commit"
+
+
+def is_installed(distribution: str) -> bool:
+    """Whether a distribution is installed."""
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def kernel_of(config: KernelConfig) -> Kernel:
