@@ -116,13 +116,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every package's CPU tests and the repository's, in one environment.
-
-    But for dsv4-mhc's, which have a session of their own: TileLang and the CuTe DSL each bring a compiler.
-    """
+    """Every package's CPU tests and the repository's, in one environment."""
     scratch(session)
     install_everything(session, *group("repository"))
-    pytest_on_cpu(session, "--ignore", str(ROOT / "packages" / "dsv4-mhc"))
+    pytest_on_cpu(session)
 
 
 def isolated_tests(session: nox.Session) -> None:
