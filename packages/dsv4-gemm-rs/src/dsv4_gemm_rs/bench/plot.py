@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsv4_symm_mem.errors import UnsupportedError
 
 from dsv4_gemm_rs.bench.report import Report
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def plot(report: Report, path: Path) -> None:
-    """Draw `report` into an image file whose suffix says the format.
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches.
 
     Raises:
         UnsupportedError: matplotlib is not installed; says how to get it.
@@ -21,10 +25,19 @@ def plot(report: Report, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise UnsupportedError("plots need matplotlib: pip install 'dsv4-gemm-rs[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw `report` into an image file whose suffix says the format.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed; says how to get it.
+    """
     lines: dict[str, list[tuple[int, float, float, float]]] = defaultdict(list)
     for row in report.rows:
         lines[row["case"]].append((row["m"], row["median_us"], row["p10_us"], row["p90_us"]))
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure(8, 5)
     axes = figure.add_subplot()
     for case, points in lines.items():
         m, median, low, high = zip(*sorted(points), strict=True)

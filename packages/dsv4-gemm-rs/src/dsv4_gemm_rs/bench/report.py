@@ -38,6 +38,10 @@ class Check:
     target: float
     holds: bool
 
+    def __str__(self) -> str:
+        verdict = "holds" if self.holds else "MISSED"
+        return f"{verdict}: {self.name} = {self.value:.3f} (target {self.target:g})"
+
 
 @dataclass(frozen=True)
 class Report:

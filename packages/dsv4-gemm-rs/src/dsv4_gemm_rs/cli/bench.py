@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path as FilePath
 from typing import Any
 
 from dsv4_symm_mem.backends import VirtualGroup
-from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
 
 from dsv4_gemm_rs.bench.plot import plot
 from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.bench.run import run_benchmark
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+from dsv4_gemm_rs.cli.results import publish, require_writable
 from dsv4_gemm_rs.dispatch import Path
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.weights import WeightKind
@@ -56,14 +55,7 @@ def run(options: argparse.Namespace) -> int:
         n=options.n,
         k=options.k,
     )
-    # An output that cannot be written is found out now, not after all measuring.
-    try:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        writable = os.access(options.output.parent, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise ArgumentError("--output", str(options.output), "a file in a folder that can be written")
+    require_writable(options.output)
     with command_group(options.ranks, options.device or default_device()) as group:
         first = isinstance(group, VirtualGroup) or group.rank == 0
         report = run_benchmark(
@@ -78,20 +70,8 @@ def run(options: argparse.Namespace) -> int:
             progress=(lambda line: print(line, file=sys.stderr, flush=True)) if first else lambda line: None,
         )
     if first:
-        _publish(report, options.output)
+        publish(report, options.output, table, plot)
     return 0
-
-
-def _publish(report: Report, output: FilePath) -> None:
-    report.write(output)
-    print(table(report))
-    print(f"\nwritten: {output}")
-    picture = output.with_suffix(".png")
-    try:
-        plot(report, picture)
-        print(f"plotted: {picture}")
-    except UnsupportedError as error:
-        print(f"not plotted: {error}")
 
 
 def table(report: Report) -> str:
@@ -103,7 +83,5 @@ def table(report: Report) -> str:
     for m in dict.fromkeys(row["m"] for row in report.rows):
         cells = (f"{medians[m, name]:.1f}" if (m, name) in medians else "-" for name in names)
         lines.append(f"M={m}".ljust(10) + "".join(cell.rjust(width) for cell in cells))
-    for check in report.checks:
-        verdict = "holds" if check.holds else "MISSED"
-        lines.append(f"{verdict}: {check.name} = {check.value:.3f} (target {check.target:g})")
+    lines += map(str, report.checks)
     return "\n".join(lines)

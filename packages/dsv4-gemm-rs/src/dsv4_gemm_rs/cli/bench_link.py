@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from dsv4_symm_mem.backends import VirtualGroup
-from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
 
 from dsv4_gemm_rs.bench.link.results import plot, table
 from dsv4_gemm_rs.bench.link.run import VIRTUAL, run_link_benchmark
-from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+from dsv4_gemm_rs.cli.results import publish, require_writable
 
 
 def add_parser(commands: Any) -> None:
@@ -57,32 +55,5 @@ def run(options: argparse.Namespace) -> int:
             progress=progress,
         )
     if first:
-        _publish(report, options.output)
+        publish(report, options.output, table, plot)
     return int(any(row.get("wrong_words", 0) for row in report.rows))
-
-
-def require_writable(output: Path) -> None:
-    """Find out before all measuring whether `output` can be written; makes its folder.
-
-    Raises:
-        ArgumentError: It cannot.
-    """
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        writable = os.access(output.parent, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise ArgumentError("--output", str(output), "a file in a folder that can be written")
-
-
-def _publish(report: Report, output: Path) -> None:
-    report.write(output)
-    print(table(report))
-    print(f"\nwritten: {output}")
-    picture = output.with_suffix(".png")
-    try:
-        plot(report, picture)
-        print(f"plotted: {picture}")
-    except UnsupportedError as error:
-        print(f"not plotted: {error}")

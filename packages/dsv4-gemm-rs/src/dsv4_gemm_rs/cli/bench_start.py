@@ -13,8 +13,8 @@ import torch
 
 from dsv4_gemm_rs.bench.report import Check, Report, describe_machine, describe_versions, this_command, today
 from dsv4_gemm_rs.bench.start import PHASES, WARM_LIMIT, measure
-from dsv4_gemm_rs.cli.bench_link import require_writable
 from dsv4_gemm_rs.cli.groups import require_positive
+from dsv4_gemm_rs.cli.results import require_writable
 
 
 def add_parser(commands: Any) -> None:
@@ -52,8 +52,7 @@ def run(options: argparse.Namespace) -> int:
     report.write(options.output)
     print(table(report.rows))
     for check in report.checks:
-        verdict = "holds" if check.holds else "MISSED"
-        print(f"{verdict}: {check.name} = {check.value:.3f} (target {check.target:g})")
+        print(check)
     print(f"\nwritten: {options.output}")
     return 0
 

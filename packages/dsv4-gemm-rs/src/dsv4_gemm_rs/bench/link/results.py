@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsv4_symm_mem.errors import UnsupportedError
-
 from dsv4_gemm_rs.bench.limits import KNOWN
 from dsv4_gemm_rs.bench.link.cases import Direction
+from dsv4_gemm_rs.bench.plot import new_figure
 from dsv4_gemm_rs.bench.report import Check, Report
 
 Rows = Sequence[Mapping[str, Any]]
@@ -126,12 +125,8 @@ def plot(report: Report, path: Path) -> None:
     Raises:
         UnsupportedError: matplotlib is not installed; says how to get it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError("plots need matplotlib: pip install 'dsv4-gemm-rs[plot]'") from None
     size = largest_message(report.rows)
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = new_figure(12, 5)
     panels = figure.subplots(1, len(Direction), sharey=True)
     for axes, direction in zip(panels, Direction, strict=True):
         by_case: dict[str, list[tuple[int, float]]] = defaultdict(list)
