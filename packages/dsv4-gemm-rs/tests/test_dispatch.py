@@ -84,6 +84,14 @@ def test_few_tokens_go_unfused_unless_fused_was_asked_for() -> None:
     assert decide(machine, few, Path.FUSED).path is Path.FUSED
 
 
+@pytest.mark.parametrize("machine", [HOPPER, BLACKWELL, replace(HOPPER, symmetric=False)])
+def test_few_tokens_do_not_hide_that_there_is_no_fused_path(machine: Machine) -> None:
+    decision = decide(machine, replace(MXFP8, m=1))
+    assert decision.path is Path.UNFUSED
+    assert decision.rejected[0].path is Path.FUSED
+    assert "tokens" not in decision.reason
+
+
 @pytest.mark.parametrize(("arch", "gemm"), [(90, Gemm.FUSED_SM90), (100, Gemm.FUSED_SM100)])
 def test_a_fused_kernel_is_taken_where_there_is_one(arch: int, gemm: Gemm) -> None:
     decision = decide(replace(HOPPER, arch=arch, fused_archs=frozenset({90, 100})), MXFP8)

@@ -138,17 +138,19 @@ def decide(machine: Machine, problem: Problem, requested: Path | None = None) ->
         if obstacles[requested]:
             raise UnsupportedError(f"path {requested.value!r} was requested, but {obstacles[requested]}")
         return _decision(requested, machine, problem, "requested", ())
+    if machine.world_size == 1 and not obstacles[Path.FUSED]:
+        obstacles[Path.FUSED] = "one rank has nothing to exchange, and the library's GEMM alone is faster"
     preferred = [Path.FUSED, Path.UNFUSED, Path.HOST]
     if machine.arch is None:
         preferred = [Path.FUSED, Path.HOST, Path.UNFUSED]
-    elif problem.m < FUSED_MIN_TOKENS:
-        preferred = [Path.UNFUSED, Path.FUSED, Path.HOST]
-    if machine.world_size == 1 and not obstacles[Path.FUSED]:
-        obstacles[Path.FUSED] = "one rank has nothing to exchange, and the library's GEMM alone is faster"
+    elif not obstacles[Path.FUSED] and not obstacles[Path.UNFUSED] and problem.m < FUSED_MIN_TOKENS:
+        # A choice, not a fallback: the fused path is there, and nothing is to be logged.
+        reason = f"library GEMM and exchange, the faster way below {FUSED_MIN_TOKENS} tokens"
+        return _decision(Path.UNFUSED, machine, problem, reason, ())
     rejected: list[Rejection] = []
     for path in preferred:
         if not obstacles[path]:
-            return _decision(path, machine, problem, _merit(path, machine, problem), tuple(rejected))
+            return _decision(path, machine, problem, _merit(path, machine), tuple(rejected))
         rejected.append(Rejection(path, obstacles[path]))
     raise UnsupportedError("no path: " + "; ".join(f"{r.path.value}: {r.reason}" for r in rejected))
 
@@ -175,13 +177,11 @@ def _host_obstacle(machine: Machine) -> str:
     return ""
 
 
-def _merit(path: Path, machine: Machine, problem: Problem) -> str:
+def _merit(path: Path, machine: Machine) -> str:
     if path is Path.FUSED:
         return f"a fused kernel exists for sm_{machine.arch}"
     if path is Path.HOST:
         return "reference back end"
-    if problem.m < FUSED_MIN_TOKENS:
-        return f"library GEMM and exchange, the faster way below {FUSED_MIN_TOKENS} tokens"
     return "library GEMM and exchange"
 
 
