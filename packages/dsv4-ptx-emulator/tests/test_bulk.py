@@ -257,6 +257,21 @@ def test_reductions(words: str, dtype: type, operator: np.ufunc) -> None:
     rng = np.random.default_rng(2)
     new: NDArray[Any] = rng.integers(-100, 100, 256).astype(dtype)
     old: NDArray[Any] = rng.integers(-100, 100, 256).astype(dtype)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(reduced(words, old, new), operator(old, new))
+
+
+def test_sums_of_f32_flush() -> None:
+    """PTX ISA 9.7.10.28.4.2: subnormal operands and results, to zeros of their sign."""
+    old, new = np.zeros((2, 256), np.uint32)
+    old[:4] = [1, 0x8000_0001, 0x0080_0001, 0x3F80_0000]
+    new[:4] = [0x0080_0000, 0x8000_0001, 0x8080_0000, 0x0000_0001]
+    sums = reduced("add.f32", old.view(np.float32), new.view(np.float32)).view(np.uint32)
+    assert sums[:4].tolist() == [0x0080_0000, 0x8000_0000, 0, 0x3F80_0000]
+
+
+def reduced(words: str, old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    """What a reduction of `new` into `old` leaves there."""
     b = old.copy()
     size = new.nbytes
     load = LOAD.replace("4096, [%r1]", f"{size}, [%r1]").replace("_, [%r1], 4096", f"_, [%r1], {size}")
@@ -267,8 +282,7 @@ def test_reductions(words: str, dtype: type, operator: np.ufunc) -> None:
     @%p0 cp.async.bulk.wait_group 0;
     """
     run(body, new.view(np.uint8), b.view(np.uint8))
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(b, operator(old, new))
+    return b
 
 
 def with_load(statement: str) -> str:

@@ -119,7 +119,20 @@ def test_between_float_types() -> None:
     assert np.array_equal(got["%r3"].view(np.float32), a, equal_nan=True)
     assert np.array_equal(got["%r4"].view(np.float32), np.trunc(a), equal_nan=True)
     assert not (got["%r5"][number] & 0x1FFF).any()
-    assert set(got["%r3"][~number].tolist()) == {0x7FFF_FFFF}
+    assert set(got["%r3"][~number].tolist()) == {0x7FC0_0000}
+
+
+def test_nan_of_f64_keeps_sign_and_payload() -> None:
+    a = np.zeros(32, np.uint64)
+    a[:4] = [0xFFF5_5555_5555_5555, 0x7FF0_0000_0000_0001, 0x7FFA_AAAA_AAAA_AAAA, 0xFFF0_0000_0000_0000]
+    body = """cvt.rn.f32.f64 %r1, %d0; cvt.rp.f32.f64 %r2, %d0; cvt.rn.f16.f64 %h1, %d0;
+    cvt.rn.sat.f32.f64 %r3, %d0; cvt.rn.bf16.f64 %h2, %d0;"""
+    got = evaluate(body, {"%d0": a}, {"%r1": 4, "%r2": 4, "%r3": 4, "%h1": 2, "%h2": 2})
+    assert got["%r1"][:4].tolist() == [0xFFEA_AAAA, 0x7FC0_0000, 0x7FD5_5555, 0xFF80_0000]
+    assert got["%r2"][:4].tolist() == got["%r1"][:4].tolist()
+    assert got["%h1"][:4].tolist() == [0xFF55, 0x7E00, 0x7EAA, 0xFC00]
+    assert got["%h2"][:4].tolist() == [0xFFEA, 0x7FC0, 0x7FD5, 0xFF80]
+    assert got["%r3"][:4].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

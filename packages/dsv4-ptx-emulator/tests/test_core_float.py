@@ -92,6 +92,54 @@ def test_infinities_and_zeros() -> None:
     assert got["%r3"][:5].tolist() == [0xFF80_0000, inf, zero, minus, NAN]
 
 
+def test_payloads_of_doubles() -> None:
+    """Which of two NaN it is comes from recordings whose payloads differ in their lowest bits."""
+    a, b = np.zeros((2, 32), np.uint64)
+    infinity, invalid = 0x7FF0 << 48, 0xFFF8 << 48
+    a[:5] = [0x7FF1_2345_6789_ABCD, 0x7FF1_2345_6789_ABCD, 1 << 62, infinity, infinity]
+    b[:5] = [0xFFFE_DCBA_9876_5432, 1 << 62, 0xFFF0_0000_0000_0003, 0, infinity]
+    names = ("add", "sub", "mul", "div.rn", "min", "abs", "neg")
+    body = "".join(f"{name}.f64 %d{k}, %d0, %d1;" for k, name in enumerate(names[:5], 2))
+    body += "abs.f64 %d7, %d0; neg.f64 %d8, %d0;"
+    outputs = {f"%d{k}": 8 for k in range(2, 9)}
+    results = evaluate(body, {"%d0": a, "%d1": b}, outputs).values()
+    got = {name: result[:5].tolist() for name, result in zip(names, results, strict=True)}
+    first, second, third = 0x7FF9_2345_6789_ABCD, 0xFFFE_DCBA_9876_5432, 0xFFF8_0000_0000_0003
+    assert got["add"] == [second, first, third, infinity, infinity]
+    assert got["sub"] == [second, first, third, infinity, invalid]
+    assert got["mul"] == [second, first, third, invalid, infinity]
+    assert got["div.rn"] == [first, first, third, infinity, invalid]
+    assert got["min"] == [second, 1 << 62, 1 << 62, 0, infinity]
+    assert got["abs"] == a[:5].tolist()
+    assert got["neg"] == [first, first, 0xC << 60, infinity | 1 << 63, infinity | 1 << 63]
+
+
+def test_results_are_flushed_by_their_exact_value() -> None:
+    smallest, below_one, half = 0x0080_0000, 0x3F7F_FFFF, 0x3F00_0000
+    a = np.array([smallest, below_one, 0x00FF_FFFF, 0x80FF_FFFF, 0x0100_0000] + [0] * 27, np.uint32)
+    b = np.array([below_one, smallest | 1 << 31, half, half, half] + [0] * 27, np.uint32)
+    c = np.array([0, 0, 0, 0x8000_0001, 0] + [0] * 27, np.uint32)
+    want = [0, 1 << 31, 0, 1 << 31, smallest]
+    body = """mul.ftz.f32 %r3, %r0, %r1; fma.rn.ftz.f32 %r4, %r0, %r1, %r2; mul.f32 %r5, %r0, %r1;
+    rcp.rn.f32 %r6, %r1; div.rn.ftz.f32 %r7, %r0, %r6; mul.ftz.f32 %r8, %r0, %r0;"""
+    got = evaluate(body, {"%r0": a, "%r1": b, "%r2": c}, {f"%r{k}": 4 for k in (3, 4, 5, 7, 8)})
+    assert got["%r3"][:5].tolist() == want
+    assert got["%r4"][:5].tolist() == want
+    assert got["%r7"][2:5].tolist() == want[2:]
+    assert [bits & 0x7FFF_FFFF for bits in got["%r5"][:5].tolist()] == [smallest] * 5
+    assert got["%r8"][1] == 0x3F7F_FFFE
+
+
+def test_signs_of_nan_in_pairs() -> None:
+    a = np.array([0xFC01_7E05, 0x7C00_BC00, 0xFFC1_3F80, 0xFF80_7F81] + [0] * 28, np.uint32)
+    body = "neg.f16x2 %r1, %r0; abs.f16x2 %r2, %r0; neg.bf16x2 %r3, %r0; abs.bf16x2 %r4, %r0;"
+    got = evaluate(body, {"%r0": a}, {f"%r{k}": 4 for k in range(1, 5)})
+    assert got["%r1"][:2].tolist() == [0x7FFF_7FFF, 0xFC00_3C00]
+    assert got["%r2"][:2].tolist() == [0x7FFF_7FFF, 0x7C00_3C00]
+    assert got["%r3"][2:4].tolist() == [0x7FFF_BF80, 0x7F80_7FFF]
+    assert got["%r4"][2:4].tolist() == [0x7FFF_3F80, 0x7F80_7FFF]
+
+
 def test_fma_rounds_once() -> None:
     rng = np.random.default_rng(3)
     one = 0x3F80_0000

@@ -178,6 +178,38 @@ def test_compare_and_swap_and_wide_and_float() -> None:
     assert data[2] == 1
 
 
+def test_only_global_memory_flushes_sums_of_floats() -> None:
+    data = np.array([1, 1, 0, 0, 0x7F80_0001], np.uint32)
+    run(
+        """.shared .align 4 .b32 cell;
+        ld.param.b64 %d0, [p0]; mov.b32 %r1, 0x80; elect.sync %r2|%p1, -1; mov.b32 %r4, cell;
+        cvt.u64.u32 %d1, %r4; cvta.shared.u64 %d1, %d1;
+        @%p1 st.shared.b32 [%r4], 1;
+        @%p1 red.relaxed.gpu.add.f32 [%d0], %r1; @%p1 red.relaxed.gpu.global.add.noftz.f32 [%d0+4], %r1;
+        @%p1 atom.add.f32 %r3, [%d1], %r1; @%p1 ld.shared.b32 %r5, [%r4]; @%p1 st.global.b32 [%d0+8], %r5;
+        @%p1 red.global.add.f32 [%d0+12], %r1; @%p1 red.global.add.f32 [%d0+16], %r1;""",
+        data,
+    )
+    assert data.tolist() == [0, 0x81, 0x81, 0, 0x7FFF_FFFF]
+
+
+def test_nan_in_sums_of_doubles() -> None:
+    nan, other = 0x7FF0_0000_0000_0003, 0xFFF8_0000_0000_0005
+    data = np.array([nan, 0, 0x7FF0 << 48, nan, 0], np.uint64)
+    run(
+        f""".shared .align 8 .b64 cell;
+        ld.param.b64 %d0, [p0]; mov.b64 %d1, {other}; mov.b64 %d2, {0xFFF0 << 48}; elect.sync %r2|%p1, -1;
+        mov.b32 %r4, cell;
+        @%p1 red.global.add.f64 [%d0], %d1; @%p1 red.global.add.f64 [%d0+8], %d1;
+        @%p1 red.global.add.f64 [%d0+16], %d2;
+        @%p1 ld.global.b64 %d3, [%d0+24]; @%p1 st.shared.b64 [%r4], %d3;
+        @%p1 atom.shared.add.f64 %d4, [%r4], %d2; @%p1 ld.shared.b64 %d5, [%r4];
+        @%p1 st.global.b64 [%d0+32], %d5;""",
+        data,
+    )
+    assert data.tolist() == [nan, other, 0xFFF8 << 48, nan, nan | 1 << 51]
+
+
 def test_lanes_of_an_atomic_take_turns() -> None:
     orders = set()
     for seed in range(4):

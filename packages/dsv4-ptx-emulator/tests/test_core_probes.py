@@ -3,11 +3,13 @@
 
 What a row must give is computed in Python's integers and rational numbers where the ISA fixes it, and is
 recorded on a GPU for all. Bit for bit, except for approximate functions, which have the ISA's error bounds.
+Where the ISA is silent the emulator does as the GPU; where the GPU departs from it, the row says how.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,20 @@ def test_as_the_gpu_has_it(group: Group) -> None:
         pytest.skip(
             f"group {group.name}: not recorded on an H200 as it is now: {which}; run {RECORDER} there"
         )
+
+
+def test_what_was_recorded_on() -> None:
+    assert recordings().device["gpu"].startswith("NVIDIA H200")
+    assert {"driver", "cuda"} <= recordings().device.keys()
+
+
+def test_departures_bind() -> None:
+    """The GPU departs from the ISA in exactly the rows that say so: without that, they are unlike it."""
+    departing = [(group, row) for group in GROUPS for row in group.rows if row.departure]
+    assert departing
+    for group, row in departing:
+        if recordings().has(group, row):
+            assert not recordings().agrees(group, replace(row, departure=None), emulated(group, 0)[row.name])
 
 
 def test_tolerances_bind() -> None:

@@ -175,20 +175,20 @@ def _shared_addresses() -> Iterator[Row]:
 
 def _floats() -> Iterator[Row]:
     """Inputs are numbers' bits: a for f64, b and c for f32 and pairs."""
-    add32, add64 = exact.operation(F32, exact.add, 2), exact.operation(F64, exact.add, 2)
+    add64 = exact.operation(F64, exact.add, 2)
     for space, own in (("global", "$g"), ("shared", "$s")):
-        # In global memory the implementation may flush subnormals (PTX ISA 9.7.15.5), in shared memory not.
-        open_for: Callable[..., bool] = any_subnormal if space == "global" else (lambda *codes: False)
+        # In global memory subnormals are flushed (PTX ISA 9.7.15.5), in shared memory not.
+        add32 = exact.operation(F32, exact.add, 2, ("ftz",) if space == "global" else ())
         code = (
             f"{MEET} st.{space}.b32 [{own}], $b; atom.{space}.add.f32 %r20, [{own}], $c; "
             f"ld.{space}.b32 %r21, [{own}]; "
             f"{_result(32)}"
         )
 
-        def sum32(a: int, b: int, c: int, open_for: Callable[..., bool] = open_for) -> int | None:
-            total = add32(b, c)
+        def sum32(a: int, b: int, c: int, add: Callable[..., int | None] = add32) -> int | None:
+            total = add(b, c)
             assert total is not None
-            return None if F32.is_nan(total) or open_for(b, c, total) else b | total << 32
+            return None if F32.is_nan(total) else b | total << 32
 
         yield Row(f"atom.{space}.add.f32", code, 8, each(sum32))
         code = (
@@ -247,11 +247,6 @@ def _floats() -> Iterator[Row]:
         return [int(total.view(np.uint32))] * 32
 
     yield Row("red.global.add.f32-together", code, 4, warps(whole))
-
-
-def any_subnormal(*codes: int) -> bool:
-    """Whether an f32 among operands and result is subnormal."""
-    return any(F32.subnormal(code) for code in codes)
 
 
 def groups() -> Iterator[Group]:

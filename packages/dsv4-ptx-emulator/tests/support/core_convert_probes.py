@@ -14,7 +14,7 @@ import numpy as np
 from core_float_probes import FORMATS, edges, operands
 from core_integer_probes import EDGES, WIDE
 from core_rows import Group, Row, crossed, each, pairs, signed
-from exact_floats import F32, Format
+from exact_floats import F16, F32, Format
 
 EQUAL = ("eq", "ne")
 ORDER = (*EQUAL, "lt", "le", "gt", "ge")
@@ -222,6 +222,11 @@ def _whole(value: Fraction, rounding: str) -> int:
     return functions[rounding](value)
 
 
+def _of_nan(target: str, source: str) -> int:
+    """Zero, or the highest bit alone for a 64-bit integer or a source of f64 (PTX ISA 9.7.10.24)."""
+    return 1 << int(target[1:]) - 1 if source == "f64" or target.endswith("64") else 0
+
+
 def _to_integer(kind: str) -> Iterator[Row]:
     fmt = FORMATS[kind]
     # bf16 converts to whole registers only.
@@ -240,7 +245,7 @@ def _to_integer(kind: str) -> Iterator[Row]:
                     f: str = flag,
                 ) -> int | None:
                     if fmt.is_nan(a):
-                        return None
+                        return _kept(target, _of_nan(target, kind))
                     value = fmt.value(fmt.flushed(a) if f else a)
                     if isinstance(value, float):
                         whole = 0 if value == 0 else high if value > 0 else low
@@ -287,6 +292,8 @@ def _between_floats(source: str) -> Iterator[Row]:
                 ) -> int | None:
                     if before.is_nan(a):
                         return 0 if "sat" in extra else None
+                    if "ftz" in extra and after is F16 and before.subnormal(a):
+                        return None  # the ISA names other conversions as those that flush
                     value = before.value(before.flushed(a) if "ftz" in extra and before is F32 else a)
                     if r.endswith("i") and isinstance(value, Fraction):
                         sign = -0.0 if value < 0 else 0.0

@@ -9,12 +9,13 @@ value that the emulator gives for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import exact_floats as exact
 import numpy as np
-from core_rows import Group, Row, Tolerance, crossed, each, pairs
+from core_rows import Departure, Group, Row, Tolerance, crossed, each, pairs
 from exact_floats import BF16, F16, F32, F64, Format
 from numpy.typing import NDArray
 
@@ -123,9 +124,17 @@ def _arithmetic(kind: str) -> Iterator[Row]:
 
 
 def _signs(kind: str) -> Iterator[Row]:
-    """Absolute value and negation; what they make of a NaN is open."""
+    """Absolute value and negation; what they make of a NaN is open but for abs.f64."""
     fmt = FORMATS[kind]
     sign = 1 << fmt.bits - 1
+    if kind == "f64":
+        quiet = 1 << fmt.fraction_bits - 1
+        reason = "The ISA passes a NaN through unchanged (9.7.3.9), the GPU makes a signalling one quiet."
+        quieted = each(lambda a: a | quiet if fmt.is_nan(a) and not a & quiet else None)
+        row = _row("abs.f64", fmt, 1, lambda a: a if fmt.is_nan(a) else a & sign - 1)
+        yield replace(row, departure=Departure(reason, quieted))
+        yield _row("neg.f64", fmt, 1, lambda a: None if fmt.is_nan(a) else a ^ sign)
+        return
     for flags in ((), ("ftz",)) if kind == "f32" else ((),):
         clear: Callable[[int], int] = fmt.flushed if flags else (lambda a: a)
         yield _row(
@@ -149,7 +158,8 @@ def _classes(fmt: Format) -> dict[str, Callable[[int], int]]:
         "infinite": lambda a: int(magnitude(a) == fmt.infinity),
         "number": lambda a: int(magnitude(a) <= fmt.infinity),
         "notanumber": lambda a: int(magnitude(a) > fmt.infinity),
-        "normal": lambda a: int(1 << fmt.fraction_bits <= magnitude(a) < fmt.infinity),
+        # "As a special case, positive and negative zero are considered normal numbers" (9.7.3.1).
+        "normal": lambda a: int(magnitude(a) < fmt.infinity and not fmt.subnormal(a)),
         "subnormal": lambda a: int(fmt.subnormal(a)),
     }
 

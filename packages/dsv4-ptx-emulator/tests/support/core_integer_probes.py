@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from core_rows import Group, Row, crossed, each, pairs, signed
+from core_rows import Departure, Group, Row, crossed, each, pairs, signed
 
 EDGES = (
     *(0, 1, 2, 3, 5, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF),
@@ -15,6 +16,7 @@ FEW = (0, 1, 2, 7, 8, 31, 32, 33, 63, 100, 255, 0x7FFF_FFFF, 0x8000_0000, -1, -2
 NARROW = tuple(e if -0x8000 <= e <= 0xFFFF else e >> 16 ^ e & 0x7FFF for e in EDGES)
 WIDE = tuple(e << 32 | 9 if abs(e) > 0xFFFF else e for e in EDGES)
 FEW_WIDE = (*(0, 1, 2, 7, 8, 31, 32, 63, 64, 65, 255, (1 << 63) - 1), 1 << 63, -1, -2, 0x1234_5678_9ABC_DEF0)
+_ALL = 0xFFFF_FFFF
 FEW_NARROW = (0, 1, 2, 7, 8, 15, 16, 31, 100, 255, 0x7FFF, 0x8000, 0x8001, -1, -2, 0x1234)
 
 
@@ -130,11 +132,11 @@ def _products(bits: int) -> Iterator[Row]:
         yield _row(f"mad.wide.{kind}", 3, lambda a, b, c, k=k: k(a) * k(b) + (c | a << bits), bits // 4, code)
 
 
-def _extract(letter: str, bits: int) -> Callable[[int, int, int], int]:
-    """The bits of PTX ISA 9.7.1.19, one by one."""
+def _extract(letter: str, bits: int, used: int = 0xFF) -> Callable[[int, int, int], int]:
+    """The bits of PTX ISA 9.7.1.19, one by one; `used` says which bits of start and length count."""
 
     def extract(a: int, start: int, length: int) -> int:
-        position, count = start & 255, length & 255
+        position, count = start & used, length & used
         sign = 0 if letter == "u" or not count else a >> min(position + count - 1, bits - 1) & 1
         result = 0
         for place in range(bits):
@@ -145,15 +147,26 @@ def _extract(letter: str, bits: int) -> Callable[[int, int, int], int]:
     return extract
 
 
-def _insert(bits: int) -> Callable[[int, int, int, int], int]:
+def _insert(bits: int, used: int = 0xFF) -> Callable[[int, int, int, int], int]:
     def insert(a: int, b: int, start: int, length: int) -> int:
-        position, count = start & 255, length & 255
-        for place in range(count):
+        position, count = start & used, length & used
+        for place in range(min(count, bits)):
             if position + place < bits:
                 b = b & ~(1 << position + place) | (a >> place & 1) << position + place
         return b
 
     return insert
+
+
+def _beyond(function: Callable[[int, int, int], int]) -> Departure:
+    """Of 64-bit fields, which the driver's compiler expands: of what is beyond 8 bits in start or length."""
+
+    def results(a: int, b: int, c: int) -> int | None:
+        start, length = b & 0xFFFF_FFFF, c & 0xFFFF_FFFF
+        return function(a, b, c) & (1 << 64) - 1 if max(start, length) > 0xFF else None
+
+    reason = "The ISA takes start and length modulo 256 (9.7.1.19, 9.7.1.20), the GPU all 32 bits of them."
+    return Departure(reason, each(results))
 
 
 def _fields(bits: int) -> Iterator[Row]:
@@ -162,16 +175,32 @@ def _fields(bits: int) -> Iterator[Row]:
     )
     for letter in "us":
         code = f"{low.format('$b', '$c')} bfe.{letter}{bits} $o, $a, %r20, %r21;"
-        yield _row(f"bfe.{letter}{bits}", 3, _extract(letter, bits), bits // 8, code)
+        row = _row(f"bfe.{letter}{bits}", 3, _extract(letter, bits), bits // 8, code)
+        departure = _beyond(_extract(letter, bits, _ALL)) if bits == 64 else None
+        yield replace(row, departure=departure)
     insert = _insert(bits)
     for start, length in ((0, 8), (5, 27), (bits - 3, 7), (12, 0), (3, 200)):
         code = f"bfi.b{bits} $o, $a, $b, {start}, {length};"
         row = _row(
             f"bfi.b{bits}-{start}-{length}", 2, lambda a, b, s=start, n=length: insert(a, b, s, n), 4, code
         )
-        yield Row(row.name, row.code, bits // 8, each(lambda a, b, s=start, n=length: insert(a, b, s, n)))
+        departure = None
+        if bits == 32 and length > 31:
+            reason = "The ISA takes the length modulo 256 (9.7.1.20), the GPU an immediate one modulo 32."
+            departure = Departure(reason, each(lambda a, b, s=start, n=length & 31: insert(a, b, s, n)))
+        yield Row(
+            row.name,
+            row.code,
+            bits // 8,
+            each(lambda a, b, s=start, n=length: insert(a, b, s, n)),
+            departure=departure,
+        )
     code = f"{low.format('$b', '$c')} bfi.b{bits} $o, $a, $b, %r20, %r21;"
-    yield _row(f"bfi.b{bits}", 3, lambda a, b, c: insert(a, b, b, c), bits // 8, code)
+    every = _insert(bits, _ALL)
+    departure = _beyond(lambda a, b, c: every(a, b, b & _ALL, c & _ALL)) if bits == 64 else None
+    yield replace(
+        _row(f"bfi.b{bits}", 3, lambda a, b, c: insert(a, b, b, c), bits // 8, code), departure=departure
+    )
 
 
 def _permuted(a: int, b: int, selector: int) -> int:

@@ -60,6 +60,21 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """Where the recorded GPU, with its driver's compiler, does other than the ISA says.
+
+    The emulator follows the ISA.
+
+    Attributes:
+        reason: What the ISA says, and what the GPU does.
+        results: The GPU's result, or None where it follows the ISA.
+    """
+
+    reason: str
+    results: Expected
+
+
+@dataclass(frozen=True)
 class Row:
     """One or a few instructions with a result.
 
@@ -69,6 +84,7 @@ class Row:
         size: Bytes of the result.
         expected: The result by another way than the emulator's, where that is cheap.
         tolerance: For approximate f32 functions.
+        departure: Of the GPU from the ISA. The recording stays comparable, in every thread.
     """
 
     name: str
@@ -76,6 +92,7 @@ class Row:
     size: int = 4
     expected: Expected | None = None
     tolerance: Tolerance | None = None
+    departure: Departure | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,7 +193,12 @@ def greater(a: Fraction | float, b: Fraction | float) -> Fraction | float:
 def operation(
     fmt: Format, function: Callable[..., Fraction | float], operands: int, flags: tuple[str, ...] = ()
 ) -> Callable[..., int | None]:
-    """A function of numbers as one of bits, with `ftz`, `sat` and a rounding."""
+    """A function of numbers as one of bits, with `ftz`, `sat` and a rounding.
+
+    None where the text leaves it open: a NaN of f64, and with `ftz` a result below the smallest normal number
+    that rounds to it.
+    """
+    normal = Fraction(2) ** (fmt.smallest + fmt.fraction_bits)
 
     def bits(*codes: int) -> int | None:
         if "ftz" in flags:
@@ -204,6 +209,9 @@ def operation(
         if "sat" in flags and isinstance(exact, float) and math.isnan(exact):
             return 0
         code = fmt.code(exact, rounding)
+        below = isinstance(exact, Fraction) and abs(exact) < normal
+        if "ftz" in flags and below and code is not None and abs(fmt.value(code)) == normal:
+            return None
         if code is not None and "ftz" in flags:
             code = fmt.flushed(code)
         if code is not None and "sat" in flags:

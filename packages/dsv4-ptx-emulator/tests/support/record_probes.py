@@ -11,6 +11,7 @@ PTX 8.6.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,8 @@ from core_rows import integers
 from dsv4_ptx_emulator.errors import EmulatorError
 
 VERSION = ".version 8.6"
+PACKAGES = ("torch", "nvidia-cutlass-dsl")
+"""Named in the recording if they are installed. They have no part in it: the driver compiles the probes."""
 HANGS_AFTER = 20.0
 """Seconds that a probe may take; all of them take less than one, their compilation included."""
 
@@ -75,7 +80,7 @@ class Suite:
                     f"{left[some].tolist()} on the GPU, {right[some].tolist()} here"
                 )
 
-    def keep(self, path: Path, recorded: Mapping[str, Bytes], about: str) -> None:
+    def keep(self, path: Path, recorded: Mapping[str, Bytes], about: Mapping[str, str]) -> None:
         """Write what came out, by "probe/number of the buffer/fingerprint of the probe"."""
         hashes = {name: hashlib.sha256(data.tobytes()).hexdigest() for name, data in recorded.items()}
         path.write_text(json.dumps(hashes, indent=0, sort_keys=True) + "\n")
@@ -104,16 +109,17 @@ class CoreSuite(Suite):
         group = core_probes.GROUPS[number]
         there, here = group.split(measured[-1]), group.split(emulated[-1])
         for row in group.rows:
-            wrong = np.flatnonzero(core_probes.apart(group, row, here[row.name], there[row.name]))
+            emulated_row = core_probes.departed(group, row, here[row.name])
+            wrong = np.flatnonzero(core_probes.apart(group, row, emulated_row, there[row.name]))
             if not len(wrong):
                 continue
-            gpu, cpu = integers(there[row.name], row.size), integers(here[row.name], row.size)
+            gpu, cpu = integers(there[row.name], row.size), integers(emulated_row, row.size)
             yield f"{group.name}/{row.name}: {len(wrong)} of {group.count} threads differ"
             for thread in wrong[:4].tolist():
                 operands = " ".join(f"{int(values[thread]):#x}" for values in group.inputs)
                 yield f"    {operands}: {gpu[thread]:#x} on the GPU, {cpu[thread]:#x} here"
 
-    def keep(self, path: Path, recorded: Mapping[str, Bytes], about: str) -> None:
+    def keep(self, path: Path, recorded: Mapping[str, Bytes], about: Mapping[str, str]) -> None:
         """See `Suite`."""
         core_probes.save(path, recorded, about)
 
@@ -126,6 +132,17 @@ def suite_of(path: Path) -> Suite:
     return suites[path.stem]()
 
 
+def driver_version() -> str:
+    """The driver's own version, which the driver API does not tell: that of its compiler."""
+    management = ctypes.CDLL("libnvidia-ml.so.1")
+    version = ctypes.create_string_buffer(80)
+    codes = (management.nvmlInit_v2(), management.nvmlSystemGetDriverVersion(version, len(version)))
+    management.nvmlShutdown()
+    if any(codes):
+        raise RuntimeError(f"NVML errors {codes}")
+    return version.value.decode()
+
+
 class Gpu:
     """The first GPU."""
 
@@ -136,12 +153,21 @@ class Gpu:
         self.check(self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
         self.check(self.cuda.cuCtxSetCurrent(context))
 
-    def name(self) -> str:
-        """What GPU and driver this is."""
+    def about(self) -> dict[str, str]:
+        """What GPU and driver this is, the driver's CUDA version, and versions of installed packages."""
         name, version = ctypes.create_string_buffer(128), ctypes.c_int()
         self.check(self.cuda.cuDeviceGetName(name, 128, 0))
         self.check(self.cuda.cuDriverGetVersion(ctypes.byref(version)))
-        return f"{name.value.decode()}, driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+        packages = {}
+        for package in PACKAGES:
+            with contextlib.suppress(PackageNotFoundError):
+                packages[package] = package_version(package)
+        return {
+            "gpu": name.value.decode(),
+            "driver": driver_version(),
+            "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
+            **packages,
+        }
 
     def check(self, code: int) -> None:
         """Raise for an error code."""
@@ -271,7 +297,7 @@ def record(first: int, path: Path) -> None:
 
 def main(path: Path) -> None:
     """Record every probe; one that breaks the GPU's context is left out and the rest goes on without it."""
-    suite, about = suite_of(path), Gpu().name()
+    suite, about = suite_of(path), Gpu().about()
     position = path.with_suffix(".next")
     position.write_text("0")
     while (first := int(position.read_text())) < len(suite.probes):

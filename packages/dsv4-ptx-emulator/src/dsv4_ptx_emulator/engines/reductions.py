@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4_ptx_emulator.formats.floats import FORMATS, decode, encode
+from dsv4_ptx_emulator.formats.floats import FORMATS, decode, encode, flush
 
 Combine = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 """Old and new elements as bytes, of equal shape, to the bytes that are written."""
@@ -33,10 +33,12 @@ _ON_INTEGERS: dict[str, tuple[Callable[[Any, Any], Any], tuple[str, ...]]] = {
 _ON_FLOATS: dict[str, Callable[[Any, Any], Any]] = {"add": np.add, "min": np.fmin, "max": np.fmax}
 
 
-def reduction(operation: str, element: str) -> Combine | None:
+def reduction(operation: str, element: str, *, flushing: bool = False) -> Combine | None:
     """How two arrays of elements combine; None for an operation or type that is not implemented.
 
-    Floating-point sums are rounded once to the element's type, to nearest even.
+    Floating-point sums are rounded once to the element's type, to nearest even. With `flushing`, subnormal
+    operands and results of f32 become zeros: cp.reduce.async.bulk does so (9.7.10.28.4.2); of tensor copies
+    the ISA says nothing of the kind (9.7.10.28.5.4).
     """
     on_integers, types = _ON_INTEGERS.get(operation, (np.add, ()))
     if element in types:
@@ -52,6 +54,10 @@ def reduction(operation: str, element: str) -> Combine | None:
 
         return narrow
     if element in ("f32", "f64") and operation == "add":
+        if element == "f32" and flushing:
+            return lambda old, new: _bytes(
+                flush(flush(_as(old, np.float32)) + flush(_as(new, np.float32))), old
+            )
         dtype = np.float32 if element == "f32" else np.float64
         return lambda old, new: _bytes(_as(old, dtype) + _as(new, dtype), old)
     return None

@@ -29,6 +29,8 @@ import numpy.typing as npt
 Bits: TypeAlias = "npt.NDArray[np.unsignedinteger[Any]]"
 Floats: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
 ROUNDINGS = ("rn", "rna", "rz", "rm", "rp")
 """Rounding modifiers that `encode` knows."""
 
@@ -125,6 +127,11 @@ def _table(fmt: FloatFormat) -> npt.NDArray[np.float32]:
     table = values.astype(np.float32)
     table.setflags(write=False)
     return table
+
+
+def flush(values: Floats) -> Floats:
+    """Numbers that are subnormal in float32 to zeros of their sign (`.ftz`); a fresh array of the type."""
+    return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(np.float32(0), values), values)
 
 
 def encode(

@@ -1,40 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy functions that generated code calls, for what is not one NumPy operator.
 
-Arrays of 32 lanes in, fresh arrays out. Floating results are the canonical NaN where PTX says so
-(0x7FFFFFFF for f32, 0x7FFF for f16x2 and bf16x2 halves): x86 and NumPy hand payloads through.
+Arrays of 32 lanes in, fresh arrays out. What the ISA leaves open is as an H200 has it, recorded by
+tests/support/record_probes.py: the bits of NaN, integer division by zero, results at the edge of `.ftz`.
+
+A NaN that f32, f16 or bf16 arithmetic yields is canonical, 0x7FFFFFFF or 0x7FFF (ISA 9.7.3 and 9.7.4: "an
+unspecified NaN"). f64 keeps payloads (9.7.3): `payload` says which. Neither is left to NumPy, which hands
+through what the processor below it makes of a NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4_ptx_emulator.formats.floats import flush
+
 Array = NDArray[Any]
 
-_CANONICAL = {
-    np.dtype(np.float32): np.uint32(0x7FFF_FFFF),
-    np.dtype(np.float64): np.uint64(0x7FFF_FFFF_FFFF_FFFF),
-}
+_CANONICAL = np.uint32(0x7FFF_FFFF)
+_INVALID, _QUIET = np.uint64(0xFFF8 << 48), np.uint64(1 << 51)
 _TWICE = {1: np.dtype(np.uint16), 2: np.dtype(np.uint32), 4: np.dtype(np.uint64)}
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def canonical(values: Array) -> Array:
-    """`values` with every NaN replaced by the canonical one; the same array if there is none."""
+    """f32 with every NaN replaced by the canonical one; the same array if there is none."""
     square = values.dot(values)
     if square == square:
         return values
-    bits: Any = _CANONICAL[values.dtype]
-    fixed: Array = np.where(np.isnan(values), bits, values.view(bits.dtype)).view(values.dtype)
+    fixed: Array = np.where(np.isnan(values), _CANONICAL, values.view(np.uint32)).view(np.float32)
     return fixed
 
 
-def flush(values: Array) -> Array:
-    """Subnormals to zeros of their sign (`.ftz`)."""
-    return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(np.float32(0), values), values)
+def payload(result: Array, *operands: Array) -> Array:
+    """f64 with the bits that its NaN have; the same array if there is none.
+
+    A NaN is that of the last of `operands` that is one, made quiet, with its sign. An invalid operation gives
+    0xFFF8000000000000. Which operand wins is the H200's choice: the second of add, sub, mul, min and max, the
+    first of div.
+    """
+    square = result.dot(result)
+    if square == square:
+        return result
+    nan = np.isnan(result)
+    bits = np.where(nan, _INVALID, result.view(np.uint64))
+    for operand in operands:
+        bits = np.where(nan & np.isnan(operand), operand.view(np.uint64) | _QUIET, bits)
+    return bits.view(np.float64)
+
+
+def flushed(operate: Callable[..., Array], a: Array, b: Array) -> Array:
+    """Product or quotient of f32 with `.ftz`: results below the smallest normal number become zero.
+
+    Below it before they are rounded: 0x3F7FFFFF times 0x00800000 is 0 on an H200, though it rounds to
+    0x00800000 (the ISA does not say). The recording does not tell whether a result counts that rounding to 24
+    bits alone would lift to the smallest normal number; here it counts. No such quotient was recorded.
+    """
+    result = operate(a, b)
+    magnitude = np.abs(result)
+    small = magnitude < _SMALLEST_NORMAL
+    edge = magnitude == _SMALLEST_NORMAL
+    if edge.any():
+        small |= edge & (np.abs(operate(a.astype(np.float64), b.astype(np.float64))) < _SMALLEST_NORMAL)
+    return np.where(small, np.copysign(np.float32(0), result), result)
 
 
 def saturate(values: Array) -> Array:
@@ -43,11 +76,10 @@ def saturate(values: Array) -> Array:
     return clamped
 
 
-def fma(a: Array, b: Array, c: Array) -> Array:
-    """A * b + c with one rounding, f32.
+def _fused(a: Array, b: Array, c: Array) -> Array:
+    """A * b + c of f32 rounded to odd in f64: rounded to f32, it is rounded once.
 
-    The product is exact in f64. Rounding the sum to odd in f64 and then to f32 equals one rounding (Boldo and
-    Melquiond 2008: f64 has more than 2 * 24 + 2 bits).
+    The product is exact in f64, which has more than 2 * 24 + 2 bits (Boldo and Melquiond 2008).
     """
     product = a.astype(np.float64) * b
     addend = c.astype(np.float64)
@@ -57,8 +89,19 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     bits = total.view(np.int64)
     inexact = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
     step = np.where((error > 0) == (total > 0), 1, -1)
-    result: Array = (bits + np.where(inexact, step, 0)).view(np.float64).astype(np.float32)
-    return result
+    return (bits + np.where(inexact, step, 0)).view(np.float64)
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """A * b + c with one rounding, f32."""
+    return _fused(a, b, c).astype(np.float32)
+
+
+def flushed_fma(a: Array, b: Array, c: Array) -> Array:
+    """`fma` with `.ftz`, see `flushed`."""
+    exact = _fused(a, b, c)
+    result = exact.astype(np.float32)
+    return np.where(np.abs(exact) < _SMALLEST_NORMAL, np.copysign(np.float32(0), result), result)
 
 
 def truncated_quotient(a: Array, b: Array) -> Array:
@@ -74,10 +117,10 @@ def truncated_quotient(a: Array, b: Array) -> Array:
 
 
 def remainder(a: Array, b: Array) -> Array:
-    """A - (a / b) * b with the sign of a; a for a zero divisor."""
+    """A - (a / b) * b with the sign of a; all ones for a zero divisor, as hardware has it (PTX: open)."""
     zero = b == 0
     safe = np.where(zero, 1, b).astype(a.dtype)
-    return np.where(zero, a, a - truncated_quotient(a, safe) * safe)
+    return np.where(zero, np.array(-1).astype(a.dtype), a - truncated_quotient(a, safe) * safe)
 
 
 def high_product(a: Array, b: Array) -> Array:
@@ -227,15 +270,18 @@ def saturated_difference(a: Array, b: Array) -> Array:
 def minimum_float(a: Array, b: Array, nan: bool) -> Array:
     """min: the number if one operand is NaN, or NaN with `.NaN`; -0 is below +0."""
     smaller = np.where((a == 0) & (b == 0), np.where(np.signbit(a), a, b), np.minimum(a, b))
-    return (
-        canonical(smaller) if nan else canonical(np.where(np.isnan(a), b, np.where(np.isnan(b), a, smaller)))
-    )
+    return _extreme(a, b, smaller, nan)
 
 
 def maximum_float(a: Array, b: Array, nan: bool) -> Array:
     """max, see `minimum_float`."""
     larger = np.where((a == 0) & (b == 0), np.where(np.signbit(a), b, a), np.maximum(a, b))
-    return canonical(larger) if nan else canonical(np.where(np.isnan(a), b, np.where(np.isnan(b), a, larger)))
+    return _extreme(a, b, larger, nan)
+
+
+def _extreme(a: Array, b: Array, chosen: Array, nan: bool) -> Array:
+    result = chosen if nan else np.where(np.isnan(a), b, np.where(np.isnan(b), a, chosen))
+    return payload(result, a, b) if result.dtype == np.float64 else canonical(result)
 
 
 def halves(low: Array, high: Array) -> Array:
@@ -255,6 +301,10 @@ NAMES: dict[str, Any] = {
     "np": np,
     "canonical": canonical,
     "flush": flush,
+    "flushed_product": partial(flushed, np.multiply),
+    "flushed_quotient": partial(flushed, np.divide),
+    "flushed_fma": flushed_fma,
+    "payload": payload,
     "saturate": saturate,
     "fma": fma,
     "truncated_quotient": truncated_quotient,

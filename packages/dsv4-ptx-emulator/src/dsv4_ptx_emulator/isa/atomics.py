@@ -3,6 +3,11 @@
 
 The lanes take their turns in a random order, which for floats decides the result and for all decides who
 sees which old value. Without semantics they are relaxed, without scope of the GPU (ISA, same sections).
+
+In global memory add.f32 flushes subnormal operands and results, unless `.noftz` is written, in shared memory
+it does not (9.7.15.5). The ISA is silent about NaN. As an H200 has it, those of f32 and of the 16-bit types
+are canonical; add.f64 in shared memory is like add.f64 of registers, and in global memory it hands a NaN
+through, a signalling one too. The latter was recorded for NaN in memory; a NaN operand is treated alike.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dsv4_ptx_emulator.isa.arithmetic import canonical, payload
 from dsv4_ptx_emulator.isa.context import DTYPES, DecodeContext, width_of
 from dsv4_ptx_emulator.isa.floating import narrow_binary
 from dsv4_ptx_emulator.isa.registry import Step, instruction
@@ -55,15 +61,36 @@ def _integer(name: str, letter: str, bits: int) -> Combine | None:
     return table.get(name)
 
 
-def _float(name: str, type_name: str) -> Combine | None:
-    if type_name in ("f32", "f64") and name == "add":
-        unsigned, floating = (np.uint32, np.float32) if type_name == "f32" else (np.uint64, np.float64)
+def _add_f32(old: int, b: int, c: int) -> int:
+    total = np.array([old], np.uint32).view(np.float32) + np.array([b], np.uint32).view(np.float32)
+    return int(canonical(total).view(np.uint32)[0])
 
-        def add(old: int, b: int, c: int) -> int:
-            total = np.array([old], unsigned).view(floating) + np.array([b], unsigned).view(floating)
-            return int(total.view(unsigned)[0])
 
-        return add
+def _flushed(bits: int) -> int:
+    return bits if bits & 0x7F80_0000 else bits & 0x8000_0000
+
+
+def _add_flushed_f32(old: int, b: int, c: int) -> int:
+    return _flushed(_add_f32(_flushed(old), _flushed(b), c))
+
+
+def _add_f64(old: int, b: int, c: int) -> int:
+    first, second = (np.array([bits], np.uint64).view(np.float64) for bits in (old, b))
+    return int(payload(first + second, first, second).view(np.uint64)[0])
+
+
+def _add_passing_f64(old: int, b: int, c: int) -> int:
+    for bits in (old, b):
+        if bits & (1 << 63) - 1 > 0x7FF << 52:
+            return bits
+    return _add_f64(old, b, c)
+
+
+def _float(name: str, type_name: str, in_global: bool, noftz: bool) -> Combine | None:
+    if type_name == "f32" and name == "add":
+        return _add_flushed_f32 if in_global and not noftz else _add_f32
+    if type_name == "f64" and name == "add":
+        return _add_passing_f64 if in_global else _add_f64
     base = type_name.removesuffix("x2")
     if base in ("f16", "bf16") and name in ("add", "min", "max"):
         narrow: Any = np.uint32 if type_name.endswith("x2") else np.uint16
@@ -79,7 +106,7 @@ def _float(name: str, type_name: str) -> Combine | None:
 
 def _decode(instruction: Instruction, context: DecodeContext, returns: bool) -> Step:
     words = split(context.modifiers)
-    count, rest = 1, []
+    count, rest, noftz = 1, [], "noftz" in words.rest
     for word in words.rest:
         if word in _VECTORS:
             count = _VECTORS[word]
@@ -89,8 +116,17 @@ def _decode(instruction: Instruction, context: DecodeContext, returns: bool) -> 
         context.unsupported(f"modifiers .{'.'.join(context.modifiers)}")
     name, type_name = rest
     letter, bits = type_name.rstrip("x0123456789"), width_of(type_name)
-    combine = _float(name, type_name) if letter.endswith("f") else _integer(name, letter, bits)
-    if combine is None or bits not in DTYPES or (count > 1 and not letter.endswith("f")):
+    if letter.endswith("f"):
+        in_global = _float(name, type_name, True, noftz)
+        elsewhere = _float(name, type_name, False, noftz)
+    else:
+        in_global = elsewhere = _integer(name, letter, bits)
+    if (
+        in_global is None
+        or elsewhere is None
+        or bits not in DTYPES
+        or (count > 1 and not letter.endswith("f"))
+    ):
         context.unsupported(f"operation .{name}.{type_name}")
     targets = context.destinations(context.operand(0), bits) if returns else []
     operands = instruction.operands[1 if returns else 0 :]
@@ -104,6 +140,7 @@ def _decode(instruction: Instruction, context: DecodeContext, returns: bool) -> 
 
     def step(warp: Warp) -> Outcome | None:
         memory, addresses = find(warp)
+        combine = in_global if memory is warp.machine.global_memory else elsewhere
         lanes = [lane for lane in range(LANES) if warp.active_bits >> lane & 1]
         if len(lanes) > 1:
             warp.machine.scheduler.rng.shuffle(lanes)

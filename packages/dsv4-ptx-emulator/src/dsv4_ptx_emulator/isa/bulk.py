@@ -140,7 +140,7 @@ def bulk_reduce(instruction: Instruction, context: DecodeContext) -> Step:
     names = [word for word in words if word != "noftz"]
     if len(names) != 2:
         context.unsupported("the reduction " + ".".join(names))
-    combine = reduction(*names)
+    combine = reduction(*names, flushing=True)
     if combine is None:
         context.unsupported("the reduction " + ".".join(names))
     return _copy(context, combine, tuple(words))

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cvt (PTX ISA 9.7.10.24): between integers, floats, and the narrow floats of formats/floats.py."""
+"""cvt (PTX ISA 9.7.10.24): between integers, floats, and the narrow floats of formats/floats.py.
+
+Where the ISA is silent this does what an H200 did when it was recorded (tests/support/record_probes.py):
+
+* A NaN that leaves f64 for a narrower float keeps its sign and is quiet. Payloads with high bits were not
+  recorded; they are kept, as f32 to f64 keeps them. Every other NaN becomes canonical.
+* With `.ftz`, f32 to f64 makes a NaN canonical, and f32 to f16 does not flush its operand. The ISA names the
+  conversions to integers and with integer rounding as those that do.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +52,30 @@ def from_float(values: Array, name: str, rounding: str, saturated: bool, relu: b
     """Floats as register bits of a float type."""
     if name == "f64":
         return values.astype(np.float64).view(np.uint64)
+    if values.dtype == np.float64:
+        encoded = encode(FORMATS[name], values, rounding, saturate=saturated, relu=relu)
+        nan = np.isnan(values)
+        return np.where(nan, _quiet(values, name), encoded) if nan.any() else encoded
     if name == "f32" and rounding == "rn" and not relu and not saturated:
-        narrow = values.astype(np.float32)
-        return np.where(np.isnan(narrow), np.uint32(0x7FFF_FFFF), narrow.view(np.uint32))
+        return np.where(np.isnan(values), np.uint32(0x7FFF_FFFF), values.view(np.uint32))
     return encode(FORMATS[name], values, rounding, saturate=saturated, relu=relu)
 
 
-def to_integer(values: Array, name: str, rounding: str) -> Array:
-    """Floats as integers, clamped to the type's range; NaN gives 0 for 32 bits and narrower, else 2^63."""
+def _quiet(values: Array, name: str) -> Array:
+    """Bits of f64 NaN in a narrower type: sign and payload, quiet."""
+    fmt = FORMATS[name]
+    assert fmt.infinity is not None
+    bits = values.view(np.uint64)
+    fraction = bits >> np.uint64(52 - fmt.mantissa_bits) & np.uint64((1 << fmt.mantissa_bits) - 1)
+    exponent = np.uint64(fmt.infinity | 1 << fmt.mantissa_bits - 1)
+    return (bits >> np.uint64(63) << np.uint64(fmt.width - 1) | exponent | fraction).astype(fmt.storage)
+
+
+def to_integer(values: Array, name: str, rounding: str, wide: bool) -> Array:
+    """Floats as integers, clamped to the type's range.
+
+    NaN gives the highest bit alone for 64-bit integers and with `wide`, for a source of f64; else 0.
+    """
     bits = int(name[1:])
     signed = name[0] == "s"
     low = -(2 ** (bits - 1)) if signed else 0
@@ -64,9 +88,10 @@ def to_integer(values: Array, name: str, rounding: str) -> Array:
     dtype = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
     result = inside.astype(np.int64 if signed else np.uint64).astype(dtype)
     result = np.where(above, dtype.type(high), np.where(below, dtype.type(low), result))
-    if bits == 64:
-        result = np.where(nan, np.uint64(1 << 63).astype(dtype), result)
-    return result.view(np.dtype(f"u{bits // 8}"))
+    unsigned = np.dtype(f"u{bits // 8}")
+    if bits == 64 or wide:
+        return np.where(nan, unsigned.type(1 << bits - 1), result.view(unsigned))
+    return result.view(unsigned)
 
 
 def clamp(values: Array, name: str) -> Array:
@@ -179,7 +204,7 @@ def _float_to_integer(e: Emitter, target: str, source: str, flags: tuple[str, ..
     e.put(
         d,
         width_of(target),
-        f"{e.bind(to_integer)}({value}, {target!r}, {rounding!r})",
+        f"{e.bind(to_integer)}({value}, {target!r}, {rounding!r}, {source == 'f64'})",
         signed=target[0] == "s",
     )
 
@@ -211,8 +236,8 @@ def _floats(e: Emitter, target: str, source: str, flags: tuple[str, ...]) -> Non
         e.put(d, 32, f"{e.get(a, 16)}.astype(u32) << {e.constant(16, 32)}")
         return
     value = f"{e.bind(to_float)}({e.get(a, _FLOATS[source])}, {source!r})"
-    if "ftz" in rest:
-        value = f"flush({value})"
+    if "ftz" in rest and target != "f16":
+        value = f"canonical(flush({value}))" if target == "f64" else f"flush({value})"
     if rounding in _TO_INTEGER:
         # cvt.rni.f32.f32 rounds to an integral value.
         name = e.bind(_TO_INTEGER[rounding])

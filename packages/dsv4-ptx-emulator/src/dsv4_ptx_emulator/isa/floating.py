@@ -4,10 +4,12 @@
 f32 and f64 add, sub, mul, div, sqrt and rcp are IEEE-754 with round to nearest even, and so is fma for
 f32. The `.approx` and `.full` functions return the correctly rounded value (computed in f64): the ISA
 gives them an error bound, not bits, so nothing may depend on the difference. f16 and bf16 arithmetic is
-computed in f32 (f64 for fma) and rounded once.
+computed in f64 and rounded once. What a NaN looks like is said in arithmetic.py.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +17,9 @@ from dsv4_ptx_emulator.formats.floats import BF16, F16, decode, encode
 from dsv4_ptx_emulator.isa.arithmetic import Array, maximum_float, minimum_float
 from dsv4_ptx_emulator.isa.emit import Emitter, expression
 
+_FLUSHED = {"*": "flushed_product", "/": "flushed_quotient"}
 NARROW = {"f16": F16, "bf16": BF16}
+_INFINITY = {"f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
 
 
 def _narrow_type(e: Emitter) -> tuple[str, int] | None:
@@ -70,14 +74,49 @@ def narrow_relu(a: Array, name: str) -> Array:
     return _pack(np.where(np.signbit(values) & ~np.isnan(values), 0.0, values), name, a)
 
 
-def _finish(e: Emitter, text: str, flags: frozenset[str]) -> str:
+def narrow_sign(a: Array, name: str, clear: bool) -> Array:
+    """f16(x2) or bf16(x2) registers without their sign, or with the other one; NaN becomes canonical."""
+    halves = np.ascontiguousarray(a).view(np.uint16)
+    magnitude = halves & np.uint16(0x7FFF)
+    nan = magnitude > _INFINITY[name]
+    result = magnitude if clear else halves ^ np.uint16(0x8000)
+    if nan.any():
+        result[nan] = 0x7FFF
+    packed: Array = result.view(a.dtype)
+    return packed
+
+
+def wide_absolute(a: Array) -> Array:
+    """abs.f64 on bits: "NaN input is passed through unchanged" (9.7.3.9), its sign included.
+
+    An H200 makes a signalling NaN quiet on the way.
+    """
+    return np.where(np.isnan(a.view(np.float64)), a, a & np.uint64(0x7FFF_FFFF_FFFF_FFFF))
+
+
+def wide_negation(a: Array) -> Array:
+    """neg.f64 on bits; a NaN keeps its sign and becomes quiet, as on an H200 (9.7.3.10: unspecified)."""
+    return np.where(np.isnan(a.view(np.float64)), a | np.uint64(1 << 51), a ^ np.uint64(1 << 63))
+
+
+def _finish(text: str, flags: frozenset[str]) -> str:
+    """An f32 result; one that `.ftz` concerns has been flushed."""
     text = f"canonical({text})"
-    if "ftz" in flags:
-        text = f"flush({text})"
     return f"saturate({text})" if "sat" in flags else text
 
 
-def _operand(e: Emitter, text: str, flags: frozenset[str]) -> str:
+def _result(operator: str, texts: Sequence[str], flags: frozenset[str]) -> str:
+    """An operator of two f32, or fma of three, with its flags."""
+    if operator == "fma":
+        return _finish(f"{'flushed_' if 'ftz' in flags else ''}fma({', '.join(texts)})", flags)
+    if "ftz" not in flags:
+        return _finish(f" {operator} ".join(texts), flags)
+    if operator in _FLUSHED:
+        return _finish(f"{_FLUSHED[operator]}({', '.join(texts)})", flags)
+    return _finish(f"flush({f' {operator} '.join(texts)})", flags)
+
+
+def _operand(text: str, flags: frozenset[str]) -> str:
     return f"flush({text})" if "ftz" in flags else text
 
 
@@ -93,14 +132,16 @@ def binary(e: Emitter, operator: str) -> None:
         return
     if e.modifiers[-1] == "f32x2":
         flags = e.flags("rn", "ftz")
-        texts = [_operand(e, f"{e.get(x, 64)}.view(f32)", flags) for x in (a, b)]
-        result = _finish(e, f"{texts[0]} {operator} {texts[1]}", flags)
-        e.put(d, 64, f"{result}.view(u64)")
+        texts = [_operand(f"{e.get(x, 64)}.view(f32)", flags) for x in (a, b)]
+        e.put(d, 64, f"{_result(operator, texts, flags)}.view(u64)")
         return
     _, bits = e.type("f32", "f64")
     flags = e.flags("rn", *(("ftz", "sat") if bits == 32 else ()))
-    texts = [_operand(e, e.get(x, bits, "f"), flags) for x in (a, b)]
-    e.put(d, bits, _finish(e, f"{texts[0]} {operator} {texts[1]}", flags), "f")
+    texts = [_operand(e.get(x, bits, "f"), flags) for x in (a, b)]
+    if bits == 64:
+        e.put(d, bits, f"payload({texts[0]} {operator} {texts[1]}, {texts[0]}, {texts[1]})", "f")
+    else:
+        e.put(d, bits, _result(operator, texts, flags), "f")
 
 
 @expression("fma", section="9.7.3.6, 9.7.4.4")
@@ -119,13 +160,13 @@ def fused(e: Emitter) -> None:
         return
     if e.modifiers[-1] == "f32x2":
         flags = e.flags("rn", "ftz")
-        texts = [_operand(e, f"{e.get(x, 64)}.view(f32)", flags) for x in (a, b, c)]
-        e.put(d, 64, f"{_finish(e, f'fma({texts[0]}, {texts[1]}, {texts[2]})', flags)}.view(u64)")
+        texts = [_operand(f"{e.get(x, 64)}.view(f32)", flags) for x in (a, b, c)]
+        e.put(d, 64, f"{_result('fma', texts, flags)}.view(u64)")
         return
     _, bits = e.type("f32")
     flags = e.flags("rn", "ftz", "sat")
-    texts = [_operand(e, e.get(x, bits, "f"), flags) for x in (a, b, c)]
-    e.put(d, bits, _finish(e, f"fma({texts[0]}, {texts[1]}, {texts[2]})", flags), "f")
+    texts = [_operand(e.get(x, bits, "f"), flags) for x in (a, b, c)]
+    e.put(d, bits, _result("fma", texts, flags), "f")
 
 
 def divide(e: Emitter) -> None:
@@ -133,8 +174,11 @@ def divide(e: Emitter) -> None:
     _, bits = e.type("f32", "f64")
     flags = e.flags("rn", *(("approx", "full", "ftz") if bits == 32 else ()))
     d, a, b = e.take(3)
-    texts = [_operand(e, e.get(x, bits, "f"), flags) for x in (a, b)]
-    e.put(d, bits, _finish(e, f"{texts[0]} / {texts[1]}", flags), "f")
+    texts = [_operand(e.get(x, bits, "f"), flags) for x in (a, b)]
+    if bits == 64:
+        e.put(d, bits, f"payload({texts[0]} / {texts[1]}, {texts[1]}, {texts[0]})", "f")
+    else:
+        e.put(d, bits, _result("/", texts, flags), "f")
 
 
 def extreme(e: Emitter, function: str) -> None:
@@ -150,7 +194,7 @@ def extreme(e: Emitter, function: str) -> None:
     _, bits = e.type("f32", "f64")
     flags = e.flags("ftz", "NaN")
     d, *sources = e.operands
-    texts = [_operand(e, e.get(x, bits, "f"), flags) for x in sources]
+    texts = [_operand(e.get(x, bits, "f"), flags) for x in sources]
     if len(texts) not in (2, 3):
         e.context.unsupported(f"the form with {len(e.operands)} operands")
     result = texts[0]
@@ -160,17 +204,20 @@ def extreme(e: Emitter, function: str) -> None:
 
 
 def sign(e: Emitter, *, clear: bool) -> None:
-    """abs, neg of floats: of the sign bit."""
+    """abs, neg of floats: of the sign bit; the NaN that a NaN gives is unspecified but for abs.f64."""
     name = e.modifiers[-1]
     bits = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}.get(name, 0)
     if not bits:
         e.context.unsupported(f"type .{name}")
     flags = e.flags(*(("ftz",) if name == "f32" else ()))
-    places = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15}.get(name, 0x8000_8000)
     d, a = e.take(2)
-    mask = e.constant(~places if clear else places, bits)
-    text = f"{e.get(a, bits)} {'&' if clear else '^'} {mask}"
-    e.put(d, bits, f"flush(({text}).view(f32)).view(u32)" if flags else text)
+    if name == "f64":
+        e.put(d, bits, f"{e.bind(wide_absolute if clear else wide_negation)}({e.get(a, bits)})")
+    elif name != "f32":
+        e.put(d, bits, f"{e.bind(narrow_sign)}({e.get(a, bits)}, {name.removesuffix('x2')!r}, {clear})")
+    else:
+        text = f"abs({e.get(a, bits, 'f')})" if clear else f"-{e.get(a, bits, 'f')}"
+        e.put(d, bits, f"canonical({f'flush({text})' if flags else text})", "f")
 
 
 def _unary(e: Emitter, function: str) -> None:
@@ -178,9 +225,12 @@ def _unary(e: Emitter, function: str) -> None:
     _, bits = e.type("f32", "f64")
     flags = e.flags("approx", "rn", *(("ftz",) if bits == 32 else ()))
     d, a = e.take(2)
-    value = _operand(e, e.get(a, bits, "f"), flags)
-    text = function.format(f"{value}.astype(f64)")
-    e.put(d, bits, _finish(e, f"({text}).astype(f{bits})", flags), "f")
+    value = _operand(e.get(a, bits, "f"), flags)
+    text = f"({function.format(f'{value}.astype(f64)')}).astype(f{bits})"
+    if bits == 64:
+        e.put(d, bits, f"payload({text}, {value})", "f")
+    else:
+        e.put(d, bits, _finish(f"flush({text})" if "ftz" in flags else text, flags), "f")
 
 
 _FUNCTIONS = {
@@ -220,14 +270,14 @@ def copysign(e: Emitter) -> None:
 
 @expression("testp", section="9.7.3.1")
 def testp(e: Emitter) -> None:
-    """Class of a float as a predicate."""
+    """Class of a float as a predicate; zeros are normal."""
     _, bits = e.type("f32", "f64")
     tests = {
         "finite": "np.isfinite({})",
         "infinite": "np.isinf({})",
         "number": "~np.isnan({})",
         "notanumber": "np.isnan({})",
-        "normal": f"(abs({{}}) >= np.finfo(f{bits}).tiny) & np.isfinite({{}})",
+        "normal": f"((abs({{}}) >= np.finfo(f{bits}).tiny) | ({{}} == 0)) & np.isfinite({{}})",
         "subnormal": f"(abs({{}}) < np.finfo(f{bits}).tiny) & ({{}} != 0)",
     }
     (kind,) = e.flags(*tests)
