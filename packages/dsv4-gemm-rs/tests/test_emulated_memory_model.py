@@ -17,6 +17,7 @@ SCENARIOS = (
     "fused_and_unfused",
     "fused_pair",
     "fused_lost",
+    "fused_lost_at_once",
     "fused_lost_token",
     "reduce_scatter_pair",
     "reduce_scatter_trio",

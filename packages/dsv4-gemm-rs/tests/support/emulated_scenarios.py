@@ -21,7 +21,7 @@ from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from dsv4_gemm_rs.problems import RankProblem
 from dsv4_symm_mem import SymmetricArena, VirtualGroup
 from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
-from dsv4_symm_mem.errors import ExchangeError
+from dsv4_symm_mem.errors import ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
@@ -111,11 +111,14 @@ def _fused_lost(system: Any, m: int) -> None:
         for rank, out in enumerate(outs):
             gemm_rs(problems[rank].x, problems[rank].weight, spaces[rank], out)
         system.run()
+        kinds = set()
         for rank, out in enumerate(outs):
             with pytest.raises(ExchangeError) as caught:
                 spaces[rank].check()
             assert caught.value.blamed == lost
             assert out[: max(m - rank * len(out), 0)].isnan().all()
+            kinds.add(type(caught.value))
+        assert PeerTimeoutError in kinds
 
 
 def fused_lost(system: Any) -> None:
@@ -126,6 +129,15 @@ def fused_lost(system: Any) -> None:
 fused_lost.ranks, fused_lost.processors = 3, 2  # type: ignore[attr-defined]
 # An aborted call reads stages that were never loaded; its output is overwritten with NaN.
 fused_lost.checks = False  # type: ignore[attr-defined]
+
+
+def fused_lost_at_once(system: Any) -> None:
+    """As before with twice the CTAs, which give up at once: one diagnosis stays, and it is whole."""
+    _fused_lost(system, 768)
+
+
+fused_lost_at_once.ranks, fused_lost_at_once.processors = 3, 4  # type: ignore[attr-defined]
+fused_lost_at_once.checks = False  # type: ignore[attr-defined]
 
 
 def fused_lost_token(system: Any) -> None:

@@ -26,11 +26,13 @@ from dsv4_symm_mem.device.flags import (
     raise_abort,
     store_relaxed,
     store_release,
+    try_lock,
     wait_signal,
 )
 from dsv4_symm_mem.protocol.layout import (
     ABORT_OFFSET,
     CONTROL_BYTES,
+    DIAGNOSIS_LOCK_OFFSET,
     DIAGNOSIS_OFFSET,
     EPOCH_OFFSET,
     LEAVING_OFFSET,
@@ -147,6 +149,31 @@ def _kind_of_silence(exchange: Constexpr[Exchange], source: Int32) -> Int32:
 
 
 @cute.jit
+def _record(
+    exchange: Constexpr[Exchange], word: Int64, source: Int32, tile: Int32, seen: Int64, polls: Int64
+) -> None:
+    """Leave the diagnosis, unless another worker of this rank has left that of a greater word.
+
+    One at a time, or two lines would mix. The lock is free while no one is inside, and who is inside neither
+    waits nor branches away, so lanes of one warp may compete too.
+    """
+    line = exchange.own_base + DIAGNOSIS_OFFSET
+    lock = exchange.own_base + DIAGNOSIS_LOCK_OFFSET
+    recorded = Boolean(False)
+    while not recorded:
+        if try_lock(lock):
+            if load_relaxed(line) < word:
+                store_relaxed(line + 8, Int64(source))
+                store_relaxed(line + 16, Int64(tile))
+                store_relaxed(line + 24, seen)
+                store_relaxed(line + 32, exchange.signal)
+                store_relaxed(line + 40, polls)
+                store_release(line, word)
+            store_release(lock, Int64(0), "gpu")
+            recorded = Boolean(True)
+
+
+@cute.jit
 def give_up(
     exchange: Constexpr[Exchange], status: Int32, source: Int32, tile: Int32, seen: Int64, polls: Int64
 ) -> None:
@@ -163,13 +190,7 @@ def give_up(
         level = cutlass.min(tile + 1, MAX_LEVEL)
     word = abort_word(exchange.epoch, source, kind, level)
     if raise_abort(exchange.own_base + ABORT_OFFSET, word) < word:
-        line = exchange.own_base + DIAGNOSIS_OFFSET
-        store_relaxed(line + 8, Int64(source))
-        store_relaxed(line + 16, Int64(tile))
-        store_relaxed(line + 24, seen)
-        store_relaxed(line + 32, exchange.signal)
-        store_relaxed(line + 40, polls)
-        store_release(line, word)
+        _record(exchange, word, source, tile, seen, polls)
     for rank in cutlass.range(exchange.world_size, unroll=1):
         if rank != exchange.rank:
             raise_abort(base_of(exchange, rank) + ABORT_OFFSET, word)

@@ -210,6 +210,22 @@ def raise_abort(address: Int64, word: Int64, *, loc: Any = None, ip: Any = None)
     return cute.arch.atomic_max(pointer, Int64(word), sem="acq_rel", scope="sys", loc=loc, ip=ip)
 
 
+@dsl_user_op
+def try_lock(address: Int64, *, loc: Any = None, ip: Any = None) -> Boolean:
+    """Take a lock between CTAs of one grid: true if the word was 0, which is now 1. Stores 0 give it back.
+
+    PTX, sm_90a and sm_100a: `atom.global.acquire.gpu.cas.b64 d, [a], 0, 1;`
+
+    Orders what the holder does after what earlier holders did before giving it back with `store_release` of
+    at least device scope. ISA section "atom".
+    """
+    pointer = global_pointer(address, Int64, _WORD_BYTES, loc=loc, ip=ip)
+    before = cute.arch.atomic_cas(
+        pointer, cmp=Int64(0), val=Int64(1), sem="acquire", scope="gpu", loc=loc, ip=ip
+    )
+    return before == Int64(0)
+
+
 @cute.jit
 def arrive_ticket(address: Int64, participants: Int32) -> Boolean:
     """Arrive at the ticket of one launch; true for the last of `participants`, which also sets it back to 0.

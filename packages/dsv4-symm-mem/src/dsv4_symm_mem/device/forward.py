@@ -8,7 +8,8 @@ travel.
 
 Why not straight to the peer: a wave of tiles ends everywhere at once, and the link takes about as long for
 its tiles as the tensor cores for the next wave. Stores that the link cannot take yet hold up the warps that
-issue them; here these have nothing else to do. The buffers stay in L2.
+issue them; here these have nothing else to do. The buffers stay in L2. Pieces take turns so that the link
+never backs up into the loads of others (`protocol.pacing`).
 
 Ordering (PTX ISA, memory consistency model): a data warp's stores -> its lane 0's mbarrier.arrive -> the
 forwarding thread's wait -> fence.proxy.async -> bulk load, complete on an mbarrier -> bulk store ->
@@ -28,7 +29,9 @@ from dsv4_symm_mem.device.bulk import bulk_commit, bulk_load, bulk_store, bulk_w
 from dsv4_symm_mem.device.exchange import base_of, raise_flag, slot_address
 from dsv4_symm_mem.device.fences import fence_proxy_async
 from dsv4_symm_mem.device.order import place, row_tiles, rows_of
+from dsv4_symm_mem.device.pacing import block_duration_of, hold_until, take_turn
 from dsv4_symm_mem.device.roles import Call, advance, send_tokens
+from dsv4_symm_mem.protocol.pacing import PACING_BYTES
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, BOUNCES, STAGED_TILES
 
 AHEAD = 1
@@ -41,6 +44,7 @@ class StagedCall(Call):
 
     Attributes:
         tile_m, tile_n: Tile shape, constants.
+        pacing: Address of the words of `protocol.pacing`.
         staging: Address of this CTA's `STAGED_TILES` tile buffers.
         bounce: Shared memory, `BOUNCES` pieces of `tile_m` rows by 32 columns.
         loaded: An mbarrier for each of them.
@@ -48,9 +52,15 @@ class StagedCall(Call):
 
     tile_m: int
     tile_n: int
+    pacing: Int64
     staging: Int64
     bounce: cute.Pointer
     loaded: cute.Pointer
+
+
+def staging_of(memory: Int64, block: Int32, staging_bytes: int) -> Int64:
+    """Address of the buffers of CTA `block`, `staging_bytes` of them, in `LaunchExchange.staging`."""
+    return memory + PACING_BYTES + Int64(block) * staging_bytes
 
 
 @cute.jit
@@ -60,6 +70,7 @@ def run_forwarder(call: Constexpr[StagedCall]) -> None:
     lane = cute.arch.lane_idx()
     tile_bytes = cutlass.const_expr(call.tile_m * call.tile_n * 2)
     send_tokens(call)
+    block_ps = block_duration_of(call.pacing)
     step, slot, phase = Int32(0), Int32(0), Int32(0)
     load, store, parity = Int32(0), Int32(0), Int32(0)
     position = Int32(call.worker)
@@ -80,6 +91,7 @@ def run_forwarder(call: Constexpr[StagedCall]) -> None:
                 target,
                 size,
                 (columns + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS,
+                block_ps,
                 load,
                 store,
                 parity,
@@ -100,6 +112,7 @@ def forward_tile(
     target: Int64,
     size: Int32,
     pieces: Int32,
+    block_ps: Int32,
     load: Int32,
     store: Int32,
     parity: Int32,
@@ -130,7 +143,9 @@ def forward_tile(
                 load = Int32(0)
         if piece >= AHEAD:
             if first:
+                due = take_turn(call.pacing, block_ps, size)
                 cute.arch.mbarrier_wait(call.loaded + store, parity)
+                hold_until(due)
                 bulk_store(
                     target + Int64((piece - AHEAD) * piece_bytes), call.bounce + store * piece_bytes, size
                 )

@@ -30,10 +30,7 @@ class Diagnosis:
 
 
 def own_diagnosis(words: Sequence[int], abort: Abort, token_index: int) -> Diagnosis | None:
-    """The diagnosis line's `words` (see `layout.DIAGNOSIS_WORDS`) if they belong to `abort`, else None.
-
-    None also where two CTAs that gave up at once have written over each other.
-    """
+    """The diagnosis line's `words` (see `layout.DIAGNOSIS_WORDS`) if they belong to `abort`, else None."""
     word, *values = words
     diagnosis = Diagnosis(*values)
     level = wait_level(diagnosis.tile, token_index)

@@ -24,6 +24,7 @@ from dsv4_symm_mem.protocol.layout import (
     WORD_BYTES,
     ExchangeLayout,
 )
+from dsv4_symm_mem.protocol.pacing import DURATION_OFFSET, PACING_BYTES, block_duration
 from dsv4_symm_mem.protocol.words import Abort
 
 NANOSECONDS = 1_000_000_000
@@ -40,9 +41,12 @@ class LaunchExchange:
         accelerator: Where the kernels run; default the CUDA device of `block`.
         staging_bytes: Memory of this rank's own for tiles that wait to be sent, see `device.forward`; 0 where
             no kernel of this exchange stages any.
+        link_bytes_per_us: What this rank's link takes, see `protocol.pacing`; 0 to send without taking turns,
+            right where ranks share a device.
 
     Attributes:
-        staging: Its address.
+        staging: Address of the words of `protocol.pacing`, behind which the staging memory begins.
+        pacing: Those words.
         memory: What kernels touch of the exchange beside the block, for `Kernel`.
     """
 
@@ -54,6 +58,7 @@ class LaunchExchange:
         deadline: float,
         accelerator: Accelerator | None = None,
         staging_bytes: int = 0,
+        link_bytes_per_us: float = 0.0,
     ) -> None:
         self.accelerator = accelerator or CudaAccelerator(block.local.device)
         self.layout = layout
@@ -62,7 +67,11 @@ class LaunchExchange:
         self._bases = torch.tensor(block.pointers, dtype=torch.int64, device=block.local.device)
         self._report = torch.zeros(1, dtype=torch.int64, pin_memory=block.local.device.type == "cuda")
         self._reported = self._report.numpy()
-        self._staging = torch.zeros(staging_bytes, dtype=torch.uint8, device=block.local.device)
+        self._staging = torch.zeros(
+            PACING_BYTES + staging_bytes, dtype=torch.uint8, device=block.local.device
+        )
+        self.pacing = self._staging[:PACING_BYTES].view(torch.int64)
+        self.pacing[DURATION_OFFSET // WORD_BYTES] = block_duration(link_bytes_per_us)
         self.staging = self._staging.data_ptr()
         self.memory = (self._bases, self._report, self._staging)
         self._control = block.local[:CONTROL_BYTES].view(torch.int64)

@@ -35,6 +35,8 @@ ABORT_OFFSET = 2 * LINE_BYTES
 DIAGNOSIS_OFFSET = 3 * LINE_BYTES
 DIAGNOSIS_WORDS = 6
 """Words of the diagnosis line: abort word, source rank, tile (or the token's index), seen, wanted, spins."""
+DIAGNOSIS_LOCK_OFFSET = DIAGNOSIS_OFFSET + DIAGNOSIS_WORDS * WORD_BYTES
+"""Held, as 1, by the worker that writes the line: several of a rank may give up at once."""
 CONTROL_BYTES = 4 * LINE_BYTES
 
 

@@ -29,7 +29,7 @@ from dsv4_symm_mem.device.exchange import (
     leave,
     report_abort,
 )
-from dsv4_symm_mem.device.forward import run_forwarder
+from dsv4_symm_mem.device.forward import run_forwarder, staging_of
 from dsv4_symm_mem.device.order import TileOrder
 from dsv4_symm_mem.device.roles import poison_output, zero_uncovered_rows
 from dsv4_symm_mem.protocol.layout import BANKS
@@ -307,7 +307,8 @@ class GemmReduceScatter:
             published=storage.published.data_ptr(),
             tile_m=config.tile_m,
             tile_n=config.tile_n,
-            staging=staging + Int64(block) * config.staging_bytes,
+            pacing=staging,
+            staging=staging_of(staging, block, config.staging_bytes),
             bounce=storage.bounce.data_ptr(),
             loaded=storage.loaded.data_ptr(),
             config=config,

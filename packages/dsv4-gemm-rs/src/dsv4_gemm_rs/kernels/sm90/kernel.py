@@ -46,7 +46,7 @@ from dsv4_symm_mem.device.exchange import (
     wait_for_peers,
 )
 from dsv4_symm_mem.device.fences import fence_proxy_async
-from dsv4_symm_mem.device.forward import StagedCall, run_forwarder
+from dsv4_symm_mem.device.forward import StagedCall, run_forwarder, staging_of
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
 from dsv4_symm_mem.device.roles import advance, poison_output, zero_uncovered_rows
 from dsv4_symm_mem.protocol.slots import BOUNCES, STAGED_TILES
@@ -146,7 +146,7 @@ class GemmReduceScatter:
             slot_bytes: See `ExchangeArguments`.
             signature: See `ExchangeArguments`.
             timeout: See `ExchangeArguments`.
-            staging: Address of `config.staging_bytes` for each CTA, in this GPU's memory; unused if P is 1.
+            staging: `LaunchExchange.staging`, with `config.staging_bytes` for each CTA; unused if P is 1.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once; a multiple of the cluster.
@@ -266,7 +266,8 @@ class GemmReduceScatter:
             published=published,
             tile_m=config.tile_m,
             tile_n=config.tile_n,
-            staging=staging + Int64(block) * config.staging_bytes,
+            pacing=staging,
+            staging=staging_of(staging, block, config.staging_bytes),
             bounce=storage.bounce.data_ptr(),
             loaded=storage.loaded.data_ptr(),
             config=config,
