@@ -32,7 +32,7 @@ TEST_SESSIONS = {f"tests-{each.short_name}": each for each in PACKAGES}
 nox.options.sessions = ["lint", "types", "tests", *TEST_SESSIONS, "wheels", "integration", "docs"]
 
 CONSTRAINTS = str(ROOT / "constraints.txt")
-ON_CPU = "not gpu and not multi_gpu and not multiprocess_cpu"
+ON_CPU = "not gpu and not multi_gpu and not multiprocess_cpu and not long"
 
 
 def group(name: str) -> list[str]:
@@ -254,12 +254,16 @@ def bench(session: nox.Session) -> None:
 MUTATED = {
     "mutants_sm90_gemm_rs": (
         "GemmReduceScatter",
-        ("fused_lost_token", "fused_lost", "fused_banks", "fused_pair", "fused_trio", "fused_and_unfused"),
+        (
+            *("fused_lost_token", "fused_lost", "fused_lost_at_once", "fused_banks"),
+            *("fused_pair", "fused_trio", "fused_and_unfused"),
+        ),
     ),
     "mutants_reduce_scatter": (
         "reduce_scatter",
         ("reduce_scatter_lost_token", "reduce_scatter_lost", "reduce_scatter_pair", "reduce_scatter_trio"),
     ),
+    "mutants_all_gather": ("all_gather", ("all_gather_trio", "all_gather_pair")),
 }
 """By result, part of the kernel's name and the scenarios that it has to pass."""
 
@@ -269,12 +273,13 @@ def emulate_long(session: nox.Session) -> None:
     """200 schedules of each scenario and every mutant of the kernels in the emulator; takes hours.
 
     Writes docs/results/mutants_*.json and docs/emulator_mutants.md. Arguments go to the command, such as
-    --jobs.
+    --jobs. Tests marked `long` come first.
     """
     scratch(session)
     install_everything(session, *group("test"))
     session.env["OMP_NUM_THREADS"] = "1"
     tests = Path("packages/dsv4-gemm-rs/tests")
+    pytest(session, "-m", "long", str(tests))
     failed = []
     for name, (kernel, scenarios) in MUTATED.items():
         targets = [f"emulated_scenarios:{scenario}" for scenario in scenarios]

@@ -23,6 +23,8 @@ SCENARIOS = (
     "reduce_scatter_trio",
     "reduce_scatter_lost",
     "reduce_scatter_lost_token",
+    "all_gather_pair",
+    "all_gather_trio",
 )
 
 

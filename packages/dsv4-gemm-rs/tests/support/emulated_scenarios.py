@@ -20,7 +20,7 @@ from dsv4_gemm_rs.dispatch import Path
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from dsv4_gemm_rs.problems import RankProblem
 from dsv4_symm_mem import SymmetricArena, VirtualGroup
-from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
+from dsv4_symm_mem.collectives.cuda import all_gather_cuda, reduce_scatter_cuda
 from dsv4_symm_mem.errors import ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
@@ -194,6 +194,48 @@ def _reduce_scatter(system: Any, shapes: list[int], n: int, dtype: torch.dtype, 
             rows = total[rank * length : (rank + 1) * length]
             assert torch.equal(out[: len(rows)].float(), rows), f"wrong sum on rank {rank} for m {m}"
             assert not out[len(rows) :].any(), f"rows past the end on rank {rank} for m {m}"
+
+
+def _all_gather(system: Any, shapes: list[int], n: int, grid_size: int) -> None:
+    """All-gathers with a reduce-scatter after each, on one exchange."""
+    launches, _ = _exchanges(system, max(shapes), n, 1.0)
+    size = len(launches)
+    generator = torch.Generator().manual_seed(3)
+    results = []
+    for m in shapes:
+        whole = torch.randint(-8, 9, (m, n), generator=generator).bfloat16()
+        length = shard_length(m, size)
+        outs = [torch.full((m, n), float("nan"), dtype=torch.bfloat16) for _ in range(size)]
+        signature = call_signature(Operation.ALL_GATHER, m, n, SHAPE.m, SHAPE.n)
+        for rank, (exchange, out) in enumerate(zip(launches, outs, strict=True)):
+            shard = torch.zeros(length, n, dtype=torch.bfloat16)
+            rows = whole[rank * length : (rank + 1) * length]
+            shard[: len(rows)] = rows
+            all_gather_cuda(exchange, shard, out, SHAPE, signature, grid_size)
+        sums = [torch.full((length, n), float("nan"), dtype=torch.bfloat16) for _ in range(size)]
+        signature = call_signature(Operation.REDUCE_SCATTER, m, n, SHAPE.m, SHAPE.n)
+        for exchange, gathered, shard in zip(launches, outs, sums, strict=True):
+            reduce_scatter_cuda(exchange, gathered, shard, SHAPE, signature, 1, 1, grid_size)
+        results.append((whole, outs, sums))
+    system.run()
+    for exchange in launches:
+        exchange.check()
+    for whole, outs, sums in results:
+        assert all(torch.equal(out, whole) for out in outs)
+        assert torch.equal(torch.cat(sums)[: len(whole)], whole * size)
+
+
+def all_gather_pair(system: Any) -> None:
+    """Two ranks, changing M, so that banks are written again."""
+    _all_gather(system, [70, 1, 0, 48], 64, 2)
+
+
+def all_gather_trio(system: Any) -> None:
+    """Three ranks, the last one with fewer rows or none."""
+    _all_gather(system, [40, 2], 96, 1)
+
+
+all_gather_pair.ranks, all_gather_trio.ranks = 2, 3  # type: ignore[attr-defined]
 
 
 def _reduce_scatter_lost(system: Any, m: int, sent: int) -> None:

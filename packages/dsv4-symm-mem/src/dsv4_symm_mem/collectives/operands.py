@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that every reduce-scatter makes of its operands."""
+"""The checks that every reduce-scatter and every all-gather makes of its operands."""
 
 from __future__ import annotations
 
@@ -22,4 +22,20 @@ def check_operands(partial: torch.Tensor, out: torch.Tensor, world_size: int) ->
     if out.dtype != torch.bfloat16 or tuple(out.shape) != expected or out.device != partial.device:
         raise ArgumentError(
             "out", (tuple(out.shape), out.dtype, str(out.device)), f"BF16 {expected} on {partial.device}"
+        )
+
+
+def check_gathered(shard: torch.Tensor, out: torch.Tensor, world_size: int) -> None:
+    """Check an all-gather's shard [ceil(M / P), N] and output [M, N].
+
+    Raises:
+        ArgumentError: Wrong dtype, shape or device.
+    """
+    if out.dim() != 2 or out.dtype != torch.bfloat16:
+        raise ArgumentError("out", (tuple(out.shape), out.dtype), "BF16 of shape [M, N]")
+    m, n = out.shape
+    expected = (shard_length(m, world_size), n)
+    if shard.dtype != torch.bfloat16 or tuple(shard.shape) != expected or shard.device != out.device:
+        raise ArgumentError(
+            "shard", (tuple(shard.shape), shard.dtype, str(shard.device)), f"BF16 {expected} on {out.device}"
         )

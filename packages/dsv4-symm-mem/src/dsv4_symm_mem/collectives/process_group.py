@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce-scatter through a process group's all-to-all: for groups without symmetric memory.
+"""The collectives through a process group: for groups without symmetric memory.
 
 Contract: the same sum, to the bit, as `collectives.reduce_scatter`: BF16 on the wire, FP32 addition in rank
 order, own partial unrounded. A library reduce-scatter was rejected because it adds in BF16 in an order of
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dsv4_symm_mem.collectives.operands import check_operands
+from dsv4_symm_mem.collectives.operands import check_gathered, check_operands
 from dsv4_symm_mem.protocol.layout import shard_rows
 
 
@@ -46,3 +46,23 @@ def reduce_scatter_all_to_all(group: dist.ProcessGroup, partial: torch.Tensor, o
         total = total + term(source)
     out[: len(own)] = total
     out[len(own) :].zero_()
+
+
+def all_gather_shards(group: dist.ProcessGroup, shard: torch.Tensor, out: torch.Tensor) -> None:
+    """Gather every rank's shard over `group`; collective.
+
+    Args:
+        group: The process group, one rank per shard.
+        shard: BF16 [ceil(M / P), N], M and N equal on all ranks.
+        out: BF16 [M, N], filled completely.
+
+    Raises:
+        ArgumentError: Wrong dtype or shape; before anything is sent.
+    """
+    world_size = dist.get_world_size(group)
+    check_gathered(shard, out, world_size)
+    m, n = out.shape
+    # Equal shares: the last shards reach past M.
+    whole = torch.empty(world_size * len(shard), n, dtype=out.dtype, device=out.device)
+    dist.all_gather_into_tensor(whole, shard.contiguous(), group=group)
+    out.copy_(whole[:m])

@@ -47,7 +47,8 @@ from dsv4_symm_mem.device.roles import (
     run_publisher,
     zero_uncovered_rows,
 )
-from dsv4_symm_mem.device.vectors import Words, add_bf16, load_16, pack_bf16, store_16
+from dsv4_symm_mem.device.strips import ROW_MAJOR_STEP, load_strip, store_strip
+from dsv4_symm_mem.device.vectors import add_bf16, load_16, pack_bf16, store_16
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
 
 DATA_WARPS = 15
@@ -317,22 +318,6 @@ def _load_float(call: UnfusedCall, row: Int32, column: Int32) -> list[Float32]:
 
 
 @cute.jit
-def _load_strip(call: Constexpr[UnfusedCall], address: Int64, step: Int32, columns: Int32) -> list[Words]:
-    """The lane's words of a strip of BF16 blocks `step` bytes apart; zeros past `columns`.
-
-    All loads come before any use, so they are in flight together.
-    """
-    words = []
-    for i in cutlass.range_constexpr(call.strip_blocks):
-        zero = Uint32(0)
-        block = (zero, zero, zero, zero)
-        if 32 * i < columns:
-            block = load_16(address + Int64(step * i))
-        words.append(block)
-    return words
-
-
-@cute.jit
 def push_strip(
     call: Constexpr[UnfusedCall],
     first_row: Int32,
@@ -355,10 +340,9 @@ def push_strip(
                 store_16(target + Int64(step * i), pack_bf16(_load_float(call, row, column + 32 * i)))
     else:
         element = Int64(row) * call.partial_stride + Int64(column)
-        words = _load_strip(call, call.partial + element * 2, Int32(64), columns)
-        for i in cutlass.range_constexpr(call.strip_blocks):
-            if 32 * i < columns:
-                store_16(target + Int64(step * i), words[i])
+        source = call.partial + element * 2
+        words = load_strip(call.strip_blocks, source, Int32(ROW_MAJOR_STEP), columns)
+        store_strip(target, step, columns, words)
 
 
 @cute.jit
@@ -366,7 +350,7 @@ def _add_strip(
     call: Constexpr[UnfusedCall], sums: cute.Tensor, address: Int64, step: Int32, columns: Int32
 ) -> None:
     """Add a strip of BF16 blocks, `step` bytes apart, of which the lane's part has `columns` columns left."""
-    words = _load_strip(call, address, step, columns)
+    words = load_strip(call.strip_blocks, address, step, columns)
     for i in cutlass.range_constexpr(call.strip_blocks):
         totals = add_bf16([sums[8 * i + element] for element in range(8)], words[i])
         for element in cutlass.range_constexpr(8):
@@ -408,7 +392,7 @@ def reduce_strip(
     in_slot = tile_offset + Int64(first_block * BLOCK_BYTES + lane * 16)
     for source in cutlass.range(exchange.world_size, unroll=1):
         address = own_address
-        step = Int32(64)
+        step = Int32(ROW_MAJOR_STEP)
         if source != exchange.rank:
             address = slot_address(exchange, exchange.own_base, exchange.rank, source) + in_slot
             step = (call.tile_m // 8) * BLOCK_BYTES
@@ -427,4 +411,4 @@ def reduce_strip(
         for i in cutlass.range_constexpr(call.strip_blocks):
             if column + 32 * i < width:
                 words = pack_bf16([sums[8 * i + element] for element in range(8)])
-                store_16(target + 64 * i, [word & keep for word in words])
+                store_16(target + ROW_MAJOR_STEP * i, [word & keep for word in words])

@@ -197,9 +197,16 @@ def give_up(
     report_abort(exchange)
 
 
+def wait_for_peers(exchange: Exchange, tile: Int32, deadline: Int64) -> tuple[Boolean, Int64]:
+    """`wait_for_sources` for all of them."""
+    return wait_for_sources(exchange, Int32(0), exchange.world_size, tile, deadline)
+
+
 @cute.jit
-def wait_for_peers(exchange: Constexpr[Exchange], tile: Int32, deadline: Int64) -> tuple[Boolean, Int64]:
-    """Wait, as one whole warp, until every peer has raised this rank's flag `tile`.
+def wait_for_sources(
+    exchange: Constexpr[Exchange], first: Int32, last: Int32, tile: Int32, deadline: Int64
+) -> tuple[Boolean, Int64]:
+    """Wait, as one whole warp, until the peers among ranks [first, last) have raised flag `tile` here.
 
     Lanes take the sources in turn. `deadline` is what the warp's previous wait returned, at first 0, so one
     deadline covers all of its waits, counted from the first.
@@ -210,8 +217,8 @@ def wait_for_peers(exchange: Constexpr[Exchange], tile: Int32, deadline: Int64) 
     if deadline == 0:
         deadline = deadline_after(exchange.timeout)
     failed = Int32(0)
-    source = cute.arch.lane_idx()
-    while source < exchange.world_size:
+    source = first + cute.arch.lane_idx()
+    while source < last:
         if source != exchange.rank and failed == 0:
             status, seen, polls = wait_signal(
                 exchange.own_base + flag_offset(exchange, source, tile),

@@ -7,12 +7,11 @@ which it adds the piece's duration.
 
 Why: stores that a saturated link cannot take yet fill the queues between the SMs and memory, and the loads of
 all others, tensor operands among them, stand behind them. Kept a little below its rate, the link is as busy
-and nothing queues. On two H200s this took 10 to 17 us off every call that sends more than a few MB
-(docs/performance.md).
+and nothing queues. docs/performance.md has what that gave on two H200s.
 
 Rejected: the same share of the rate for every SM (right only while all send; the last tiles then crawl); a
-turn for a whole tile (an SM sends slower than the link takes, so the last tile's transfer comes on top: 2 us
-for few tokens, no gain for many); a release after each piece (halves the rate).
+turn for a whole tile (an SM sends slower than the link takes, so the last tile's transfer comes on top); a
+release after each piece (halves the rate).
 """
 
 from __future__ import annotations

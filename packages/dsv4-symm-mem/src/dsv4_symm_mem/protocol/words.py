@@ -44,6 +44,7 @@ class Operation(enum.IntEnum):
 
     REDUCE_SCATTER = 1
     ALL_REDUCE = 2
+    ALL_GATHER = 3
 
 
 class AbortKind(enum.IntEnum):
