@@ -27,6 +27,7 @@ from dsv4_symm_mem.protocol.words import Operation
 
 RS = Operation.REDUCE_SCATTER
 AR = Operation.ALL_REDUCE
+AG = Operation.ALL_GATHER
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ def _mixed_paths(owned: Sequence[int]) -> Call:
 
 _MIXED_2 = (uniform_call((2, 2)), uniform_call((1, 0)), uniform_call((0, 0), AR), uniform_call((2, 1), AR))
 _MIXED_3 = (uniform_call((1, 1, 1)), uniform_call((1, 1, 0)), uniform_call((1, 1, 1), AR))
+_GATHERED_2 = (
+    uniform_call((2, 1)),
+    uniform_call((2, 1), AG),
+    uniform_call((1, 0), AG),
+    uniform_call((0, 0), AG),
+)
+_GATHERED_3 = (uniform_call((1, 1, 0)), uniform_call((1, 1, 0), AG), uniform_call((1, 1, 1), AG))
 _GROWING_3 = (
     uniform_call((2, 1, 0)),
     uniform_call((0, 0, 0)),
@@ -106,6 +114,10 @@ SOUND_CASES = (
     Case(Scenario("P=2 W=1: two workspaces", (_PAIR, uniform_call((1, 1), workspace=1)) * 2)),
     Case(Scenario("P=2 W=2: next call launched early", (_PAIR, _ALONE, _PAIR), workers=2, overlap=True)),
     Case(Scenario("P=2 W=2: the same, room for both", (_PAIR, _ALONE), workers=2, overlap=True, places=4)),
+    Case(Scenario("P=2 W=1: reduce-scatters and all-gathers", _GATHERED_2 * 2)),
+    Case(Scenario("P=2 W=2: reduce-scatters and all-gathers", _GATHERED_2, workers=2)),
+    Case(Scenario("P=3 W=1: reduce-scatters and all-gathers", _GATHERED_3)),
+    Case(Scenario("P=3 W=2: reduce-scatters and all-gathers", _GATHERED_3, workers=2), full=False),
     Case(Scenario("P=3 W=1: M changes, empty shards, RS and AR", _MIXED_3)),
     Case(Scenario("P=3 W=2: a call of each kind", _MIXED_3[1:], workers=2), full=False),
     Case(Scenario("P=3 W=2: M changes, empty shards, RS and AR", _MIXED_3, workers=2), full=False),
@@ -125,6 +137,10 @@ SOUND_CASES = (
     Case(Scenario("P=3 W=1: a rank dies", _MIXED_3, mortal=(0, 1, 2), deadline=_PATIENT), full=False),
     Case(
         Scenario("P=3 W=2: a rank dies", _MIXED_3[:2], workers=2, mortal=(0, 1, 2), deadline=_PATIENT),
+        full=False,
+    ),
+    Case(
+        Scenario("P=3 W=1: a rank dies in an all-gather", _GATHERED_3, mortal=(0, 1, 2), deadline=_PATIENT),
         full=False,
     ),
     Case(
@@ -154,6 +170,11 @@ LARGE_CASES = (
 BROKEN_CASES = (
     Case(
         Scenario("the other rank is a call ahead", (_PAIR, _PAIR)),
+        without("two_banks"),
+        ViolationKind.OVERWRITE,
+    ),
+    Case(
+        Scenario("a gatherer is a call ahead", (uniform_call((1, 1), AG),) * 2),
         without("two_banks"),
         ViolationKind.OVERWRITE,
     ),

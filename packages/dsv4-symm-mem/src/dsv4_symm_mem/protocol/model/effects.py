@@ -124,6 +124,8 @@ def _step(machine: Machine, state: State, action: Action) -> State | Violation:
             if added != list(range(machine.scenario.world_size)):
                 return Violation(ViolationKind.WRONG_OUTPUT, f"tile {tile_text(step.tile)} adds {added}")
             return _store_output(state, action, after._replace(added=()), step.tile)
+        case Kind.COPY:
+            return _store_output(state, action, after, step.tile)
         case Kind.EXIT:
             return _end_call(machine, _with_worker(state, action, Worker(ENDED)), action)
         case _:
@@ -175,7 +177,7 @@ def _end_call(machine: Machine, state: State, action: Action) -> State | Violati
             detail = f"rank {action.rank}, call {frame.call + 1}: tiles {tiles} were stored after the NaN"
             return Violation(ViolationKind.NUMBER_IN_ABORTED_OUTPUT, detail)
     else:
-        everything = call.operation is Operation.ALL_REDUCE
+        everything = call.operation is not Operation.REDUCE_SCATTER
         expected = sorted(tile for tile in call.orders[action.rank] if everything or tile[0] == action.rank)
         if list(frame.written) != expected:
             detail = f"rank {action.rank}, call {frame.call + 1}: {list(frame.written)}, not {expected}"

@@ -57,7 +57,7 @@ def _step_text(step: Step) -> str:
             return f"sends a token to rank {step.peer}"
         case Kind.TAKE:
             return f"awaits and adds tile {tile} from rank {step.peer}"
-        case Kind.REDUCE:
+        case Kind.REDUCE | Kind.COPY:
             return f"stores its output tile {tile}"
         case Kind.GATHER:
             return f"awaits and copies reduced tile {tile}"

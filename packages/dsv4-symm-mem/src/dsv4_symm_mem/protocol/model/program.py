@@ -36,6 +36,8 @@ class Kind(enum.IntEnum):
     """Wait for a peer's token."""
     EXIT = 8
     """End the worker; the last to end completes the call."""
+    COPY = 9
+    """Store an own tile that needs no adding into the output."""
 
 
 WAITS = frozenset({Kind.TAKE, Kind.GATHER, Kind.AWAIT_TOKEN})
@@ -128,8 +130,18 @@ class _Compiler:
         self.unpublished: list[Step] = []
 
     def run(self) -> Program:
-        all_reduce = self.call.operation is Operation.ALL_REDUCE
         self._send_tokens()
+        if self.call.operation is Operation.ALL_GATHER:
+            self._gather()
+        else:
+            self._reduce_all(self.call.operation is Operation.ALL_REDUCE)
+        self._await_tokens()
+        if self.rules.flush_before_exit:
+            self._flush()
+        self.steps.append(Step(Kind.EXIT))
+        return tuple(self.steps)
+
+    def _reduce_all(self, all_reduce: bool) -> None:
         for tile in self._dealt():
             if tile[0] != self.rank:
                 self._send(Area.PARTIAL, tile[0], tile)
@@ -139,15 +151,24 @@ class _Compiler:
                     for peer in self.peers:
                         self._send(Area.REDUCED, peer, tile)
         if all_reduce:
-            foreign = [tile for tile in self.order if tile[0] != self.rank]
-            for tile in foreign[self.worker :: self.scenario.workers]:
+            for tile in self._foreign():
                 level = 1 + self.gathered_from + tile[1]
                 self._await(Kind.GATHER, Area.REDUCED, tile[0], tile, level)
-        self._await_tokens()
-        if self.rules.flush_before_exit:
-            self._flush()
-        self.steps.append(Step(Kind.EXIT))
-        return tuple(self.steps)
+
+    def _gather(self) -> None:
+        """Own tiles to every peer, through the slots that a reduce-scatter uses, then theirs."""
+        for tile in self._dealt():
+            if tile[0] == self.rank:
+                for peer in self.peers:
+                    self._send(Area.PARTIAL, peer, tile)
+                self.steps.append(Step(Kind.COPY, tile=tile))
+        for tile in self._foreign():
+            self._await(Kind.GATHER, Area.PARTIAL, tile[0], tile, 1 + tile[1])
+
+    def _foreign(self) -> list[TileId]:
+        """The peers' tiles that fall to this worker."""
+        foreign = [tile for tile in self.order if tile[0] != self.rank]
+        return foreign[self.worker :: self.scenario.workers]
 
     def _dealt(self) -> list[TileId]:
         """The tiles that fall to this worker."""
@@ -159,13 +180,13 @@ class _Compiler:
     def _send_tokens(self) -> None:
         """Before anything that could wait, so a token means: this rank has begun the call."""
         for peer in self.peers if self.worker == 0 and self.rules.tokens else ():
-            if self.scenario.tokens_always or not self._tiles_of(peer):
+            if self.scenario.tokens_always or not self._sends_tiles(self.rank, peer):
                 place = self._place(Area.TOKEN, peer, self.rank, 0)
                 self.steps.append(Step(Kind.TOKEN, place, peer))
 
     def _await_tokens(self) -> None:
         for peer in self.peers if self.worker == 0 and self.rules.tokens else ():
-            if self.scenario.tokens_always or not self._tiles_of(self.rank):
+            if self.scenario.tokens_always or not self._sends_tiles(peer, self.rank):
                 self._await(Kind.AWAIT_TOKEN, Area.TOKEN, peer, (-1, -1), 0)
 
     def _reduce(self, tile: TileId) -> None:
@@ -193,7 +214,9 @@ class _Compiler:
         while len(self.unpublished) > left:
             self.steps.append(self.unpublished.pop(0))
 
-    def _tiles_of(self, owner: int) -> bool:
+    def _sends_tiles(self, source: int, receiver: int) -> bool:
+        """Whether data go from one to the other: what the receiver owns, or what the source does."""
+        owner = source if self.call.operation is Operation.ALL_GATHER else receiver
         return any(tile_owner == owner for tile_owner, _ in self.order)
 
     def _place(self, area: Area, receiver: int, source: int, index: int) -> int:

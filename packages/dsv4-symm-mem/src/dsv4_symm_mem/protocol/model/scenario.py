@@ -36,7 +36,8 @@ class Call:
     Attributes:
         orders: For each rank, the tiles that it computes, in the order in which it takes them.
         signatures: For each rank, what its flags carry; different ones are ranks that disagree on the call.
-        operation: All-reduce sends each reduced tile to every peer, and waits for theirs.
+        operation: All-reduce sends each reduced tile to every peer, and waits for theirs; all-gather does so
+            with own tiles that nobody adds to.
         workspace: Calls on different workspaces share neither flags nor slots nor epochs.
         units: For each rank, the lengths of the runs of its order that a worker takes at a time, as a
             thread-block cluster takes several row tiles; empty for single tiles.
