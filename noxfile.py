@@ -219,16 +219,22 @@ def gpu(session: nox.Session) -> None:
 
 
 def tensor_parallel(session: nox.Session) -> None:
-    """The multi-process suites with one GPU per rank."""
+    """The multi-process suites with one GPU per rank, then the benchmark, into results/gpu_tp*.json.
+
+    Arguments go to pytest.
+    """
     ranks = int(session.name.removeprefix("gpu_tp"))
     require_gpus(session, ranks)
     scratch(session)
-    install_everything(session, *group("test"))
+    plots = package("dsv4-gemm-rs").project["optional-dependencies"]["plot"]
+    install_everything(session, *group("test"), *plots)
     require_devices(session, ranks)
     torchrun(session, ranks, "-m", "multi_gpu", *session.posargs)
     # Tests that start and lose processes of their own, on all devices.
     alone = [str(path) for each in PACKAGES for path in sorted(each.tests.glob("test_lost_gpu*.py"))]
     pytest(session, "-p", "tools.require_pass", "-m", "multi_gpu", *alone)
+    launcher = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", "dsv4_gemm_rs.cli.main"]
+    session.run(*launcher, "bench", "--output", f"results/{session.name}.json")
 
 
 for _ranks in (2, 4, 8):
