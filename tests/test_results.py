@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/performance.md quotes is what the result files say, and those are complete."""
+"""What the documentation quotes is what the result files say, and those are complete."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import json
 from pathlib import Path
 
 import pytest
+from dsv4_gemm_rs.bench.report import Report
+from dsv4_gemm_rs.model.report import all_rows
 
 from tools.mutants_page import PATTERN as MUTANTS
-from tools.results_table import PAGE, RESULTS, updated
+from tools.results_table import PAGES, RESULTS, updated
 
 FIELDS = {"name", "machine", "versions", "command", "date", "rows", "checks", "schema"}
 
 
-def test_the_page_is_up_to_date() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert updated(page) == page, "run python -m tools.results_table"
+def test_the_pages_are_up_to_date() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert [updated(page) for page in pages] == pages, "run python -m tools.results_table"
     measured = [path for path in RESULTS.glob("*.json") if not path.match(MUTANTS)]
-    assert page.count("<!-- results:") == len(measured)
+    assert sum(page.count("<!-- results:") for page in pages) == len(measured)
+
+
+def test_the_model_is_what_the_code_computes() -> None:
+    result = json.loads((RESULTS / "b200_model.json").read_text(encoding="utf-8"))
+    measured = [Report.read(path) for path in sorted(RESULTS.glob("h200_tp2_*.json"))]
+    for now, published in zip(all_rows(measured), result["rows"], strict=True):
+        assert now == pytest.approx(published), f"run {result['command']}"
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

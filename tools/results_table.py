@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/performance.md from the result files, so that no number is typed by hand.
+"""Writes the tables of the documentation from the result files, so that no number is typed by hand.
 
 A table stands between `<!-- results: NAME -->` and `<!-- end -->` and shows docs/results/NAME.json. Run
-`python -m tools.results_table` after a benchmark; a test holds the page to the files.
+`python -m tools.results_table` after a benchmark; a test holds the pages to the files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.workspace import ROOT
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = tuple(ROOT / "docs" / name for name in ("performance.md", "sm100.md", "mhc.md"))
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -23,14 +23,18 @@ def render(result: dict[str, Any]) -> str:
     """One result as Markdown: machine, command, what was measured, checks that do not hold."""
     machine, versions = result["machine"], result["versions"]
     software = ", ".join(
-        f"{name} {versions[name]}" for name in ("torch", "nvidia-cutlass-dsl") if name in versions
+        f"{name} {versions[name]}"
+        for name in ("torch", "nvidia-cutlass-dsl", "tilelang", "tile-kernels")
+        if name in versions
     )
-    table = {"start": _start, "latency": _latencies}.get(result["rows"][0].get("measure", "latency"), _link)
+    tables = {"start": _start, "latency": _latencies, "static": _static, "model": _model, "mhc": _mhc}
+    table = tables.get(result["rows"][0].get("measure", "latency"), _link)
     where = f"{machine['device']}, driver {machine['driver']}, CUDA {machine['cuda']}"
     if machine["arch"] is None:
         where = f"{machine['cpu_count']} cores of {machine['device']}, no GPU"
+    ranks = f"; {machine['ranks']} ranks ({machine['ranks_are']})" if "ranks" in machine else ""
     lines = [
-        f"{where}, {software}; {machine['ranks']} ranks ({machine['ranks_are']}); {result['date'][:10]}.",
+        f"{where}, {software}{ranks}; {result['date'][:10]}.",
         "",
         f"`{result['command']}`",
         "",
@@ -101,6 +105,89 @@ def _link(rows: list[dict[str, Any]]) -> list[str]:
     return [*lines, "", *(f"Flag round trip ({row['case']}): {row['median_ns']:.0f} ns." for row in trips)]
 
 
+def _static(rows: list[dict[str, Any]]) -> list[str]:
+    """What compiled kernels are made of, a row for each configuration."""
+    counted = [row["sass"] or row["ptx"] for row in rows]
+    body = [
+        [
+            row["operand"],
+            row["tile"].replace("x", " x "),
+            f"{row['registers']}",
+            f"{row['stack_bytes']}",
+            f"{row['shared_bytes']:,}",
+            f"{row['stages']}",
+            f"{row['tensor_columns'] or ''}",
+            f"{codes['multiply_loop']['instructions']}",
+            f"{codes['drain_loop']['instructions']}" if codes["drain_loop"] else "",
+            f"{row['sent_bytes']:,}",
+            f"{row['flag_bytes']:,}",
+        ]
+        for row, codes in zip(rows, counted, strict=True)
+    ]
+    head = ["operands", "tile", "registers", "stack", "shared memory", "stages", "tensor columns"]
+    head += ["k loop", "epilogue loop", "bytes sent", "of flags"]
+    call = f"bytes of a call with M = {rows[0]['m']}, N = {rows[0]['n']} on {rows[0]['world_size']} ranks"
+    source = "from the machine code" if rows[0]["sass"] else "from PTX"
+    return [*_table(head, body), "", f"{rows[0]['arch']}; loops in instructions, {source}; {call}."]
+
+
+def _model(rows: list[dict[str, Any]]) -> list[str]:
+    """The model's inputs, its comparison with known results, its prediction and what moves it."""
+    by_table: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_table.setdefault(row["table"], []).append(row)
+    lines = ["Inputs, in microseconds and bytes:", ""]
+    body = [[r["input"], f"{r['b200']:.4g}", f"{r['h200']:.4g}", r["source"]] for r in by_table["inputs"]]
+    lines += _table(["input", "B200", "H200", "source of the B200's"], body)
+    lines += ["", "Against what is known, in microseconds:", ""]
+    body = [
+        [
+            *(r["machine"], r["what"], f"{r['m']}", f"{r['k']}"),
+            *(f"{r['modelled_us']:.1f}", f"{r['known_us']:.1f}", f"{r['ratio']:.2f}"),
+        ]
+        for r in by_table["comparison"]
+    ]
+    lines += _table(["machine", "what", "M", "K", "modelled", "known", "ratio"], body)
+    lines += ["", "Predicted for B200s at N = 5120, in microseconds; nothing of it is measured:", ""]
+    keys = ("quantise_us", "gemm_us", "wire_us", "ours_us", "pulled_us", "unfused_us")
+    body = [
+        [f"TP{r['world_size']}", f"{r['m']}", r["tile"].replace("x", " x "), *(f"{r[k]:.1f}" for k in keys)]
+        for r in by_table["prediction"]
+    ]
+    head = ["ranks", "M", "tile", "quantiser", "product alone", "wire alone", "**ours**"]
+    lines += _table([*head, "fused through multicast", "unfused"], body)
+    rest = by_table["sensitivity"]
+    tokens = [key.removeprefix("up_") for key in rest[0] if key.startswith("up_")]
+    lines += ["", "By how much ours moves at TP4 with an input a quarter down and up, in microseconds:", ""]
+    signs = ("down", "up")
+
+    def most(row: dict[str, Any]) -> float:
+        return max(abs(float(row[f"{sign}_{m}"])) for sign in signs for m in tokens)
+
+    body = [
+        [r["input"], *(" / ".join(f"{r[f'{sign}_{m}']:+.1f}" for sign in signs) for m in tokens)]
+        for r in sorted(rest, key=most, reverse=True)
+    ]
+    return [*lines, *_table(["input", *(f"M = {m}" for m in tokens)], body)]
+
+
+def _mhc(rows: list[dict[str, Any]]) -> list[str]:
+    """Microseconds with a cold L2, a row for each case, a column for each T; then errors beside TF32's."""
+    lines: list[str] = []
+    timed = [row for row in rows if row["measure"] == "mhc"]
+    for hidden in dict.fromkeys(row["hidden"] for row in timed):
+        found = {(row["case"], row["tokens"]): row for row in timed if row["hidden"] == hidden}
+        tokens = sorted({count for _, count in found})
+        body = []
+        for case in dict.fromkeys(case for case, _ in found):
+            cells = [found.get((case, count), {}).get("cold_us") for count in tokens]
+            body.append([case, *("" if cell is None else f"{cell:.1f}" for cell in cells)])
+        lines += [*_table([f"µs, H = {hidden}", *(f"T = {count}" for count in tokens)], body), ""]
+    errors = [row for row in rows if row["measure"] == "mhc-error"]
+    body = [[row["name"], f"{row['ours']:.1e}", f"{row['tf32']:.1e}"] for row in errors]
+    return [*lines, *_table(["largest error against FP64", "ours", "TF32"], body)]
+
+
 def updated(page: str) -> str:
     """`page` with every table as the result files have it."""
 
@@ -112,8 +199,9 @@ def updated(page: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the page."""
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrite the pages."""
+    for page in PAGES:
+        page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 

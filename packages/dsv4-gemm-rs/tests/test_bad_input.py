@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dsv4_gemm_rs import PreparedWeight, WeightKind, Workspace, gemm_rs, prepare_weight
+from dsv4_gemm_rs.quantize import swizzled_scale_numel
 from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.errors import (
     ArgumentError,
@@ -67,6 +68,12 @@ BAD_CALLS: dict[str, tuple[str, Call]] = {
     "scale stride": (
         "x_scale: got .* contiguous",
         lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.T.contiguous().T), w, s),
+    ),
+    "scale address": (
+        "x_scale: got 'address .* 16-byte aligned",
+        lambda x, w, s: gemm_rs(
+            (e4m3(M, K), torch.zeros(swizzled_scale_numel(M, K) + 4, dtype=torch.uint8)[4:]), w, s
+        ),
     ),
     "scale device": ("x_scale: got 'meta'", lambda x, w, s: gemm_rs((e4m3(M, K), SCALE.to("meta")), w, s)),
     "weight type": ("weight: got 'Tensor', expected a PreparedWeight", lambda x, w, s: gemm_rs(x, w.data, s)),  # type: ignore[arg-type]

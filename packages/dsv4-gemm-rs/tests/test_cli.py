@@ -133,7 +133,7 @@ def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest
     captured = capsys.readouterr()
     assert "gemm-then-reduce-scatter" in captured.out
     assert "M=9" in captured.out
-    assert captured.err.count(" us") == 12
+    assert captured.err.count(" us") == 14
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     report = Report.read(output)
     assert {row["case"] for row in report.rows} == {
@@ -141,6 +141,7 @@ def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest
         "gemm-cublas",
         "unfused-call",
         "reduce-scatter",
+        "all-gather",
         "gemm-then-reduce-scatter",
         "dispatched",
     }

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
 from dsv4_gemm_rs.bench.start import PHASES
-from dsv4_gemm_rs.cli import bench_start
+from dsv4_gemm_rs.cli import bench_start, compile_kernels
 from dsv4_gemm_rs.cli.cached import CacheState
 from dsv4_gemm_rs.cli.main import main
 from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel, kernels_of
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY, KernelConfig
+from dsv4_gemm_rs.kernels.families import FAMILIES
+from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.artefacts import host
 from dsv4_symm_mem.artefacts.folder import CacheFolder
@@ -37,11 +38,39 @@ gemm_reduce_scatter_kernel(KernelConfig(64, 128)).obtain("sm_90a", folder=Path(s
 """
 
 
-def test_every_member_of_the_family_is_needed() -> None:
-    names = [kernel.recipe.name for kernel in kernels_of("sm_90a")]
-    assert len(names) == len(set(names)) == len(FAMILY) + 4
-    assert all(gemm_reduce_scatter_kernel(config) in kernels_of("sm_90a") for config in FAMILY)
-    assert len(kernels_of(ARCH)) == 4
+def needed(arch: str) -> int:
+    """Kernels that a workspace makes ready."""
+    return len(kernels_of(arch))
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_every_member_of_the_family_is_needed(arch: int) -> None:
+    kernels = kernels_of(f"sm_{arch}a")
+    names = [kernel.recipe.name for kernel in kernels]
+    assert len(names) == len(set(names)) == len(FAMILIES[arch]) + 5
+    assert all(gemm_reduce_scatter_kernel(config) in kernels for config in FAMILIES[arch])
+    assert any("sm100" in name for name in names) == (arch >= 100)
+    assert len(kernels_of(ARCH)) == 5
+
+
+def test_the_command_says_which_tiles_calls_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def make(arch: str, index: int, folder: Path) -> str:
+        made.append((arch, index))
+        return "made"
+
+    monkeypatch.setattr(compile_kernels, "_make", make)
+    shape = ["--tp", "4", "--n", "5120", "--k", "2048", "--tokens", "300"]
+    arguments = ["compile", "--arch", "sm_100a", "sm_90a", "--output", str(tmp_path), "--jobs", "1", *shape]
+    assert main(arguments) == 1, "nothing was really compiled"
+    assert made == [(arch, i) for arch in ("sm_100a", "sm_90a") for i in range(needed(arch))]
+    text = capsys.readouterr().out
+    assert "148 SMs (sm_100) take the tiles 128x64 for mxfp8 operands; 128x64, 128x128 for bf16" in text
+    assert "132 SMs (sm_90) take the tiles 64x128" in text
+    assert "for mxfp8 operands" not in text[text.index("(sm_90)") : text.index("(sm_100)")]
 
 
 def test_compile_list_and_doctor(
@@ -49,30 +78,33 @@ def test_compile_list_and_doctor(
 ) -> None:
     folder = tmp_path / "cache"
     missing = CacheState.of([ARCH], folder).missing[ARCH]
-    assert len(missing) == 4
+    count = needed(ARCH)
+    assert len(missing) == count
     # The children's files, which appear at their writing, are this process's to judge.
     assert main(["compile", "--arch", ARCH, "--output", str(folder), "--jobs", "2"]) == 0
     text = capsys.readouterr().out
     assert all(f"{name} for {ARCH}: compiled" in text for name in missing)
-    assert f"{ARCH}: 4 of 4 that a workspace needs are there" in text
-    assert f"compiled kernels: {folder}, 4 files" in text
+    assert f"{ARCH}: {count} of {count} that a workspace needs are there" in text
+    assert f"compiled kernels: {folder}, {count} files" in text
     assert main(["compile", "--arch", ARCH, "--output", str(folder), "--jobs", "2"]) == 0
-    assert capsys.readouterr().out.count(": loaded in") == 4
+    assert capsys.readouterr().out.count(": loaded in") == count
     next(folder.glob("quantize-torch.bfloat16-swizzled-*.o")).write_bytes(b"")
     assert main(["compile", "--list", "--output", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith(", current") for line in lines[:-1]].count(True) == 3
+    assert [line.endswith(", current") for line in lines[:-1]].count(True) == count - 1
     assert sum("not usable: it does not end like an artefact" in line for line in lines) == 1
-    assert lines[-1] == f"4 files in {folder}"
+    assert lines[-1] == f"{count} files in {folder}"
     monkeypatch.setenv("DSV4_CACHE_DIR", str(folder))
     assert main(["doctor", "--ranks", "2", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert f"compiled kernels: {folder}, 4 files" in text
-    assert "sm_90a: 0 of 13 that a workspace needs are there" in text
+    assert f"compiled kernels: {folder}, {count} files" in text
+    assert f"sm_90a: 0 of {needed('sm_90a')} that a workspace needs are there" in text
+    assert f"sm_100a: 0 of {needed('sm_100a')} that a workspace needs are there" in text
     assert "to compile them: dsv4-gemm-rs compile --arch sm_90a" in text
     state = CacheState.of([ARCH], folder)
     assert state.missing == {ARCH: ["quantize-torch.bfloat16-swizzled"]}
-    shown = "3 of 4 that a workspace needs are there\n    missing: quantize-torch.bfloat16-swizzled"
+    shown = f"{count - 1} of {count} that a workspace needs are there\n"
+    shown += "    missing: quantize-torch.bfloat16-swizzled"
     assert shown in str(state)
 
 
@@ -83,7 +115,7 @@ def test_the_doctor_says_why_nothing_is_kept(
     assert main(["doctor", "--ranks", "2", "--device", "cpu", "--json"]) == 0
     cache = json.loads(capsys.readouterr().out)["cache"]
     assert cache["obstacle"].startswith("/proc/no/such/folder cannot be made")
-    assert len(cache["missing"]["sm_90a"]) == cache["needed"]["sm_90a"] == 13
+    assert len(cache["missing"]["sm_90a"]) == cache["needed"]["sm_90a"] == needed("sm_90a")
     assert main(["doctor", "--ranks", "2", "--device", "cpu"]) == 0
     assert "not usable: /proc/no/such/folder cannot be made" in capsys.readouterr().out
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Machine, Path, Problem, decide
 from dsv4_gemm_rs.dispatch.decide import FUSED_MIN_TOKENS
-from dsv4_gemm_rs.environment import default_deadline, requested_path
+from dsv4_gemm_rs.dispatch.plan import operand_for, plan_launch
+from dsv4_gemm_rs.environment import default_deadline, link_rate, requested_path
+from dsv4_gemm_rs.kernels.families import Operand, members, operand_of
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
 
@@ -99,6 +101,31 @@ def test_a_fused_kernel_is_taken_where_there_is_one(arch: int, gemm: Gemm) -> No
     assert decision.rejected == ()
 
 
+@pytest.mark.parametrize(
+    ("arch", "kind", "operand"),
+    [
+        (90, WeightKind.MXFP8, Operand.BF16),
+        (100, WeightKind.MXFP8, Operand.MXFP8),
+        (103, WeightKind.MXFP8, Operand.MXFP8),
+        (100, WeightKind.BF16, Operand.BF16),
+    ],
+)
+def test_plans_take_what_the_tensor_cores_multiply(arch: int, kind: WeightKind, operand: Operand) -> None:
+    machine = replace(HOPPER, arch=arch, multiprocessors=147)
+    plan = plan_launch(machine, replace(MXFP8, kind=kind, m=4096))
+    assert operand_for(arch, kind) is operand_of(plan.config) is operand
+    assert plan.config in members(arch, operand)
+    assert plan.grid == 147 // plan.config.cluster * plan.config.cluster
+    # A reduce-scatter of a product that another rank multiplies fused: equal facts, equal plan.
+    assert plan == plan_launch(replace(machine, flashinfer=True), replace(MXFP8, kind=kind, m=4096))
+
+
+def test_an_emulated_gpu_has_no_library_with_block_scales() -> None:
+    machine = replace(BLACKWELL, fused_archs=frozenset({100}), emulated=True)
+    assert decide(machine, MXFP8).gemm is Gemm.FUSED_SM100
+    assert decide(machine, MXFP8, Path.UNFUSED).gemm is Gemm.BF16
+
+
 def test_one_rank_takes_the_library_but_may_ask_for_the_kernel() -> None:
     alone = replace(HOPPER, world_size=1, fused_archs=frozenset({90}))
     decision = decide(alone, MXFP8)
@@ -143,3 +170,10 @@ def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DSV4_GEMM_RS_DEADLINE", value)
         with pytest.raises(ArgumentError, match="DSV4_GEMM_RS_DEADLINE"):
             default_deadline()
+    assert link_rate() is None
+    monkeypatch.setenv("DSV4_GEMM_RS_LINK_GBPS", "180")
+    assert link_rate() == 180_000.0
+    for value in ("-1", "fast", "nan"):
+        monkeypatch.setenv("DSV4_GEMM_RS_LINK_GBPS", value)
+        with pytest.raises(ArgumentError, match="DSV4_GEMM_RS_LINK_GBPS"):
+            link_rate()

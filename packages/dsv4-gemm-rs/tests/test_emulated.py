@@ -7,21 +7,19 @@ checks each access on the way. Shapes are small: the emulator takes seconds wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
-from unittest import mock
 
+import emulated_ranks
 import pytest
 import torch
-from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs import WeightKind
 from dsv4_gemm_rs.bench.run import wire_bytes
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
-from dsv4_gemm_rs.problems import RankProblem
-from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
-from dsv4_symm_mem.protocol.layout import shard_length
+from dsv4_symm_mem.protocol.pacing import CLOCK_OFFSET, DURATION_OFFSET, block_duration
 from gemm_rs_support import assert_right, problems_for
 
 library = pytest.importorskip(
@@ -38,48 +36,8 @@ never loads, and what is made of them is overwritten with NaN."""
 MakeEmulation = Callable[..., Any]
 
 
-class Ranks:
-    """P virtual ranks whose kernels are emulated, driven from one thread."""
-
-    def __init__(self, emulation: Any, max_tokens: int, n: int, **options: Any) -> None:
-        self.emulation = emulation
-        self.size = len(emulation.accelerators)
-        self.group = VirtualGroup(self.size, emulation=emulation)
-        self.workspaces = self.group.run(
-            lambda rank: Workspace.create(rank, max_tokens=max_tokens, n=n, **options)
-        )
-
-    def launch(self, rank: int, problem: RankProblem) -> torch.Tensor:
-        """Queue one rank's part of a call."""
-        m, n = problem.x.shape[0], problem.weight.n
-        out = torch.full((shard_length(m, self.size), n), float("nan"), dtype=torch.bfloat16)
-        return gemm_rs(problem.x, problem.weight, self.workspaces[rank], out)
-
-    def call(self, problems: Sequence[RankProblem]) -> list[torch.Tensor]:
-        """Queue one call on every rank; results are there after `finish`."""
-        return [self.launch(rank, problem) for rank, problem in enumerate(problems)]
-
-    def finish(self) -> None:
-        """Execute what is queued, and raise what ended a call."""
-        self.emulation.run()
-        for space in self.workspaces:
-            space.check()
-
-    def poison(self) -> None:
-        """Fill all slots with BF16 NaN bits."""
-        for space in self.workspaces:
-            assert space.exchange is not None
-            space.exchange.blocks[space.rank][space.exchange.layout.slots_offset :].fill_(0xFF)
-
-
-@contextmanager
-def ranks(
-    emulation: Any, max_tokens: int, n: int, *, config: KernelConfig = TILE, **options: Any
-) -> Iterator[Ranks]:
-    with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=config):
-        opened = Ranks(emulation, max_tokens, n, **{"path": "fused"} | options)
-        yield opened
-        opened.group.run(lambda rank: opened.workspaces[rank.rank].close())
+ranks = partial(emulated_ranks.ranks, config=TILE)
+"""Ranks whose calls take the smallest tile, or `config`."""
 
 
 @pytest.mark.parametrize(("size", "m"), [(1, 65), (2, 130), (4, 3), (4, 129)])
@@ -90,6 +48,27 @@ def test_right_on_awkward_shapes(size: int, m: int, emulator: MakeEmulation) -> 
         outs = group.call(problems)
         group.finish()
         assert_right(outs, problems)
+
+
+@pytest.mark.parametrize("clock", [0, 1 << 62], ids=["past", "another-time"])
+def test_pieces_take_turns_on_the_link(
+    clock: int, emulator: MakeEmulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clock was left at; a turn that is far off must not be waited for."""
+    monkeypatch.setenv("DSV4_GEMM_RS_LINK_GBPS", "1")
+    with ranks(emulator(2), 130, 192) as group:
+        problems = problems_for(2, 130, 192, 128, WeightKind.BF16)
+        words = []
+        for space in group.workspaces:
+            assert space.launches is not None
+            words.append(space.launches.pacing)
+            words[-1][CLOCK_OFFSET // 8] = clock
+            assert int(words[-1][DURATION_OFFSET // 8]) == block_duration(1000.0)
+        outs = group.call(problems)
+        group.finish()
+        assert_right(outs, problems)
+        for word in words:
+            assert 0 < int(word[CLOCK_OFFSET // 8]) < 1 << 62
 
 
 def test_mxfp8_weights_and_the_decision(emulator: MakeEmulation) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dsv4_gemm_rs import WeightKind, gemm_rs
+from dsv4_gemm_rs import WeightKind, gemm_ar, gemm_rs
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Path, Problem
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.problems import random_problem
@@ -138,6 +138,40 @@ def test_graphs_replay_with_changed_inputs_between_eager_calls(size: int, kind: 
         group.call(eager)
         for space in group.workspaces:
             space.check()
+
+
+@pytest.mark.parametrize("path", list(Path))
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_an_all_reduce_gives_every_rank_the_shards(size: int, path: Path) -> None:
+    with ranks(size, 1025, 576, path=path) as group:
+        for m in (1025, 1, 0, size - 1, 129):
+            problems = problems_for(size, m, 576, 256, WeightKind.MXFP8, seed=m)
+            group.poison()
+            shards = group.call(problems)
+            outs = group.call(problems, operation=gemm_ar)
+            torch.cuda.synchronize()
+            assert_right(shards, problems)
+            whole = torch.cat(shards)[:m]
+            assert all(torch.equal(out, whole) for out in outs)
+
+
+def test_graphs_of_both_operations_replay_any_number_of_times() -> None:
+    with ranks(2, 200, 512, path="fused") as group:
+        problems = problems_for(2, 200, 512, 256, WeightKind.BF16)
+        group.call(problems)
+        group.call(problems, operation=gemm_ar)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = group.call(problems, operation=gemm_ar)
+            shards = group.call(problems)
+        for _ in range(3):
+            for problem in problems:
+                problem.x.mul_(-2)
+            wanted = torch.cat(group.call(problems))
+            graph.replay()
+            assert torch.equal(torch.cat(shards), wanted)
+            assert all(torch.equal(out, wanted) for out in outs)
 
 
 def test_outputs_outlive_later_calls() -> None:

@@ -22,9 +22,6 @@ from dsv4_gemm_rs.kernels.sm100.kernel import GemmReduceScatter, example_argumen
 from dsv4_gemm_rs.kernels.sm100.tcgen05 import instruction_descriptor, scale_ids
 from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.testing.ptx import compile_ptx, instructions, opcodes, positions_in_order
-from sm100_support import tools_obstacle
-
-pytestmark = pytest.mark.skipif(bool(tools_obstacle()), reason=tools_obstacle())
 
 ARCH = "sm_100a"
 OTHER_ARCH = "sm_103a"

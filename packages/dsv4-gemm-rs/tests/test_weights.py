@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dsv4_gemm_rs import Activation, WeightKind, prepare_weight
-from dsv4_gemm_rs.quantize import swizzle_scales
+from dsv4_gemm_rs.quantize import swizzle_scales, swizzled_scale_numel
 from dsv4_gemm_rs.reference import dequantize
 from dsv4_symm_mem.errors import ArgumentError, StaleWeightError
 
@@ -97,6 +97,9 @@ def bad_weights() -> list[Any]:
         pytest.param(data, scale.float(), "scale: got torch.float32", id="scale dtype"),
         pytest.param(data, scale[:, :-1], r"scale: got \(192, 7\)", id="scale shape"),
         pytest.param(data, scale.reshape(-1), r"scale: got \(1536,\)", id="flat but not padded"),
+        pytest.param(
+            data, torch.zeros(swizzled_scale_numel(N, K) + 1, dtype=torch.uint8)[1:], "16-byte", id="at"
+        ),
         pytest.param(data, nan, r"NaN \(byte 255\) at \[3, 2\]", id="NaN scale"),
         pytest.param(data, scale.to("meta"), "scale: got 'meta'", id="scale device"),
     ]

@@ -10,13 +10,22 @@ from typing import Any
 import pytest
 import torch
 from dsv4_gemm_rs import WeightKind, Workspace, prepare_weight
+from dsv4_gemm_rs.dispatch import Machine, Problem
 from dsv4_gemm_rs.dispatch.plan import plan_launch
-from dsv4_gemm_rs.workspace import exchange_layout
+from dsv4_gemm_rs.workspace import FUSED_ARCHS, exchange_layout
 from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.collectives.reduce_scatter import HOST_TILE
 from dsv4_symm_mem.errors import ArgumentError, ClosedError, GroupError
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from gemm_rs_support import assert_right, problems_for, ranks
+
+GPUS = (
+    (90, 16, WeightKind.MXFP8),
+    (90, 132, WeightKind.BF16),
+    (100, 148, WeightKind.MXFP8),
+    (103, 15, WeightKind.BF16),
+)
+"""Architecture, SMs and kind of operands."""
 
 
 def test_every_plan_of_every_admitted_call_fits() -> None:
@@ -26,8 +35,9 @@ def test_every_plan_of_every_admitted_call_fits() -> None:
         layout = exchange_layout(world_size, max_tokens, max_n)
         columns = {max_n, *(64 * chance.randint(1, max_n // 64) for _ in range(4))}
         rows = {0, 1, max_tokens, *(chance.randint(1, max_tokens) for _ in range(12))}
-        for m, n, k, sms in itertools.product(rows, columns, (128, 2048, 8192), (16, 132)):
-            plan = plan_launch(m, n, k, world_size, sms)
+        for m, n, k, (arch, sms, kind) in itertools.product(rows, columns, (128, 8192), GPUS):
+            machine = Machine(arch, world_size, False, True, True, False, sms, FUSED_ARCHS)
+            plan = plan_launch(machine, Problem(m, n, k, kind))
             TileGrid(m, n, world_size, plan.shape).require_fits(layout)
             TileGrid(m, n, world_size, HOST_TILE).require_fits(layout)
 

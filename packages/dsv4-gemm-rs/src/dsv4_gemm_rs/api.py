@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public call. It only puts its arguments into the form of the torch operator, where all is checked."""
+"""The public calls. They only put their arguments into the operators' form; there all is checked."""
 
 from __future__ import annotations
 
 import torch
 from dsv4_symm_mem.errors import ArgumentError
 
-from dsv4_gemm_rs.op import gemm_rs_op, gemm_rs_out_op
+from dsv4_gemm_rs.op import gemm_ar_op, gemm_ar_out_op, gemm_rs_op, gemm_rs_out_op
 from dsv4_gemm_rs.quantize import Mxfp8
 from dsv4_gemm_rs.weights import PreparedWeight
 from dsv4_gemm_rs.workspace import Workspace
 
+Activations = torch.Tensor | Mxfp8 | tuple[torch.Tensor, torch.Tensor]
+
 
 def gemm_rs(
-    x: torch.Tensor | Mxfp8 | tuple[torch.Tensor, torch.Tensor],
+    x: Activations,
     weight: PreparedWeight,
     workspace: Workspace,
     out: torch.Tensor | None = None,
@@ -42,26 +44,64 @@ def gemm_rs(
         ClosedError: The workspace was closed.
         ExchangeError: A peer died, is late or runs another call. `out` is NaN and the workspace unusable.
     """
+    data, scale = _activations(x, weight, workspace, out)
+    fixed = (weight.data, weight.scale, workspace.order, workspace.handle, weight.handle)
+    if out is None:
+        result: torch.Tensor = gemm_rs_op(data, scale, *fixed)
+        return result
+    gemm_rs_out_op(data, scale, *fixed, out)
+    return out
+
+
+def gemm_ar(
+    x: Activations,
+    weight: PreparedWeight,
+    workspace: Workspace,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Row-parallel projection, then all-reduce: the whole sum of x·Wᵀ on every rank.
+
+    Collective, like `gemm_rs`, whose calls on the same workspace it may be mixed with. For where tokens are
+    not split over ranks afterwards.
+
+    Args:
+        x: As for `gemm_rs`.
+        weight: As for `gemm_rs`.
+        workspace: This rank's workspace.
+        out: BF16 [M, N] to write into; allocated when None. Later calls never touch it.
+
+    Returns:
+        BF16 [M, N], the same bits on every rank: row i is what `gemm_rs` gives the row's owner.
+
+    Raises:
+        ArgumentError: An argument is unusable; before anything is launched, alike on every rank.
+        StaleWeightError: The weight's source changed since it was prepared.
+        ClosedError: The workspace was closed.
+        ExchangeError: A peer died, is late or runs another call. `out` is NaN and the workspace unusable.
+    """
+    data, scale = _activations(x, weight, workspace, out)
+    fixed = (weight.data, weight.scale, workspace.order, workspace.handle, weight.handle)
+    if out is None:
+        result: torch.Tensor = gemm_ar_op(data, scale, *fixed)
+        return result
+    gemm_ar_out_op(data, scale, *fixed, out)
+    return out
+
+
+def _activations(
+    x: object, weight: object, workspace: object, out: object
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The activations and their scales; all arguments are of the types that operators take."""
     if not isinstance(weight, PreparedWeight):
         raise ArgumentError("weight", type(weight).__name__, "a PreparedWeight, from prepare_weight")
     if not isinstance(workspace, Workspace):
         raise ArgumentError("workspace", type(workspace).__name__, "a Workspace, from Workspace.create")
-    if isinstance(x, torch.Tensor):
-        data, scale = x, None
-    elif isinstance(x, Mxfp8):
-        data, scale = x.data, x.scale
-    elif isinstance(x, tuple) and len(x) == 2 and all(isinstance(part, torch.Tensor) for part in x):
-        data, scale = x
-    else:
-        raise ArgumentError("x", type(x).__name__, "a tensor, an Mxfp8, or a pair of tensors")
     if out is not None and not isinstance(out, torch.Tensor):
         raise ArgumentError("out", type(out).__name__, "a tensor or None")
-    if out is None:
-        result: torch.Tensor = gemm_rs_op(
-            data, scale, weight.data, weight.scale, workspace.order, workspace.handle, weight.handle
-        )
-        return result
-    gemm_rs_out_op(
-        data, scale, weight.data, weight.scale, workspace.order, workspace.handle, weight.handle, out
-    )
-    return out
+    if isinstance(x, torch.Tensor):
+        return x, None
+    if isinstance(x, Mxfp8):
+        return x.data, x.scale
+    if isinstance(x, tuple) and len(x) == 2 and all(isinstance(part, torch.Tensor) for part in x):
+        return x
+    raise ArgumentError("x", type(x).__name__, "a tensor, an Mxfp8, or a pair of tensors")

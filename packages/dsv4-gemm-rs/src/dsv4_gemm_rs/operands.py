@@ -14,8 +14,9 @@ import torch
 from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.protocol.layout import shard_length
 
+from dsv4_gemm_rs.dispatch import Problem
 from dsv4_gemm_rs.quantize import swizzled_scale_numel
-from dsv4_gemm_rs.weights import BLOCK, PreparedWeight, WeightKind
+from dsv4_gemm_rs.weights import BLOCK, Activation, PreparedWeight, WeightKind
 from dsv4_gemm_rs.workspace import Workspace
 
 _ALIGNMENT = 16
@@ -37,6 +38,17 @@ class Operands:
     weight: PreparedWeight
     m: int
 
+    @property
+    def kind(self) -> WeightKind:
+        """What is multiplied: MXFP8 by MXFP8, or BF16 where a side stays in it, see `Activation`."""
+        left_alone = self.x_scale is None and self.weight.activation is Activation.BF16
+        return WeightKind.BF16 if left_alone else self.weight.kind
+
+    @property
+    def problem(self) -> Problem:
+        """The call as decisions see it; equal on all ranks where their operands are of one kind."""
+        return Problem(self.m, self.weight.n, self.weight.k, self.kind)
+
 
 def check_operands(
     x: torch.Tensor,
@@ -44,8 +56,10 @@ def check_operands(
     weight: PreparedWeight,
     workspace: Workspace,
     out: torch.Tensor | None,
+    *,
+    gathered: bool = False,
 ) -> Operands:
-    """Check one call of `gemm_rs` against its weight and its workspace.
+    """Check one call of `gemm_rs`, or of `gemm_ar` (`gathered`), against its weight and its workspace.
 
     Raises:
         ArgumentError: Names the argument, what it is and what was expected.
@@ -79,7 +93,8 @@ def check_operands(
         allowed = "bfloat16" if weight.kind is WeightKind.BF16 else "bfloat16 or float8_e4m3fn"
         raise ArgumentError("x", x.dtype, f"{allowed} for {weight.kind.value} weights")
     if out is not None:
-        _check_out(out, m, weight.n, workspace)
+        rows = m if gathered else shard_length(m, workspace.world_size)
+        _check_out(out, (rows, weight.n), "M rows" if gathered else "ceil(M / P) rows")
     return Operands(x, x_scale, weight, m)
 
 
@@ -115,13 +130,14 @@ def _check_scale(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         )
     if not scale.is_contiguous():
         raise ArgumentError("x_scale", scale.stride(), "a contiguous tensor")
+    if scale.data_ptr() % _ALIGNMENT and scale.dim() == 1 and m > 0:
+        raise ArgumentError("x_scale", f"address {scale.data_ptr():#x}", "a 16-byte aligned address")
     return scale.view(torch.uint8)
 
 
-def _check_out(out: torch.Tensor, m: int, n: int, workspace: Workspace) -> None:
-    shape = (shard_length(m, workspace.world_size), n)
+def _check_out(out: torch.Tensor, shape: tuple[int, int], rows: str) -> None:
     if tuple(out.shape) != shape:
-        raise ArgumentError("out", tuple(out.shape), f"{shape}, ceil(M / P) rows")
+        raise ArgumentError("out", tuple(out.shape), f"{shape}, {rows}")
     if out.dtype != torch.bfloat16:
         raise ArgumentError("out", out.dtype, "bfloat16")
     if not out.is_contiguous():

@@ -39,7 +39,7 @@ from functools import cached_property
 from dsv4_symm_mem.protocol.layout import ceil_div
 from dsv4_symm_mem.protocol.tiles import Tile, TileGrid, TileShape
 
-DEFAULT_LAG = 1
+DEFAULT_LAG = 2
 
 
 @dataclass(frozen=True)

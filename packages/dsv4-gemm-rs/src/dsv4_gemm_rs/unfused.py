@@ -14,7 +14,7 @@ from dsv4_symm_mem.collectives.process_group import reduce_scatter_all_to_all
 from dsv4_symm_mem.collectives.reduce_scatter import reduce_scatter
 from dsv4_symm_mem.errors import UnsupportedError
 
-from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm
+from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm, Problem
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.quantize import dequantize_mxfp8, quantize_mxfp8, round_trip_mxfp8, swizzle_scales
 from dsv4_gemm_rs.weights import Activation, WeightKind
@@ -27,18 +27,18 @@ def run_unfused(operands: Operands, workspace: Workspace, decision: Decision, ou
         library_gemm(operands, decision.gemm, out)
         return
     partial = library_gemm(operands, decision.gemm)
-    exchange_partial(partial, workspace, decision, out, operands.weight.k)
+    exchange_partial(partial, workspace, decision, out, operands.problem)
 
 
 def exchange_partial(
-    partial: torch.Tensor, workspace: Workspace, decision: Decision, out: torch.Tensor, k: int
+    partial: torch.Tensor, workspace: Workspace, decision: Decision, out: torch.Tensor, problem: Problem
 ) -> None:
-    """Reduce-scatter a finished partial [M, N] into `out` the way `decision` says.
+    """Reduce-scatter a finished partial [M, N] of `problem` into `out` the way `decision` says.
 
-    `k` is the K that it was summed over: the tile shape follows from it, as for ranks that run fused.
+    The tile shape follows from the problem, as for ranks that run fused.
     """
     if decision.exchange is Exchange.PUSH_AFTER and workspace.launches is not None:
-        plan = workspace.plan(partial.shape[0], partial.shape[1], k)
+        plan = workspace.plan(problem)
         reduce_scatter_cuda(
             workspace.launches, partial, out, plan.shape, plan.signature, plan.group_rows, plan.lag, plan.grid
         )
@@ -54,7 +54,7 @@ def library_gemm(operands: Operands, gemm: Gemm, out: torch.Tensor | None = None
     """The partial x·Wᵀ, BF16 [M, N], by the library that `gemm` names; into `out` where that is given."""
     if gemm is Gemm.BF16:
         return torch.matmul(activations_bf16(operands), operands.weight.bf16().T, out=out)
-    x, x_scale = _mxfp8_activations(operands)
+    x, x_scale = activations_mxfp8(operands)
     weight, weight_scale = operands.weight.data, operands.weight.scale
     if weight_scale is None:
         raise UnsupportedError(f"{gemm.value} needs an MXFP8 weight")
@@ -87,7 +87,8 @@ def activations_bf16(operands: Operands) -> torch.Tensor:
     return round_trip_mxfp8(x)
 
 
-def _mxfp8_activations(operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+def activations_mxfp8(operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """The activations as E4M3 [M, K] and E8M0 bytes, swizzled 128x4 (`quantize.layout`)."""
     if operands.x_scale is None:
         quantised = quantize_mxfp8(operands.x)
         return quantised.data, quantised.scale

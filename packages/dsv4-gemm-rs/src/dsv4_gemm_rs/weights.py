@@ -262,6 +262,8 @@ def _check_scale_values(scale: torch.Tensor) -> None:
 def _swizzled(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:
     plain = scale.view(torch.uint8)
     if plain.dim() == 1 and plain.numel() == swizzled_scale_numel(n, k) and plain.is_contiguous():
+        if plain.data_ptr() % 16:
+            raise ArgumentError("scale", f"address {plain.data_ptr():#x}", "a 16-byte aligned address")
         return plain
     if tuple(plain.shape) == (n, k // BLOCK):
         return swizzle_scales(plain)

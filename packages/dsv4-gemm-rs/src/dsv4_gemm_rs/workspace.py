@@ -19,7 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -51,11 +51,12 @@ from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 
 from dsv4_gemm_rs._version import __version__
-from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
+from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
-from dsv4_gemm_rs.environment import MAX_DEADLINE, default_deadline, requested_path
+from dsv4_gemm_rs.dispatch.rates import link_rate_of
+from dsv4_gemm_rs.environment import MAX_DEADLINE, default_deadline, link_rate, requested_path
+from dsv4_gemm_rs.kernels.families import FAMILIES
 from dsv4_gemm_rs.kernels.launch import staging_bytes, warm_up
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY
 from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.weights import PreparedWeight, WeightKind
 
@@ -63,7 +64,7 @@ logger = logging.getLogger("dsv4_gemm_rs")
 
 MAX_EXTENT = 1 << 24
 """Largest max_tokens and n: tile counts and row numbers then fit 32 bits in every kernel."""
-FUSED_ARCHS = frozenset({90})
+FUSED_ARCHS = frozenset(FAMILIES)
 """Architectures with kernels in this version."""
 
 _handles = itertools.count(1)
@@ -74,9 +75,11 @@ def exchange_layout(world_size: int, max_tokens: int, n: int) -> ExchangeLayout:
     """The exchange block that holds any call of at most `max_tokens` rows and `n` columns.
 
     Two banks of P-1 slots: 2·S·(P-1)/P bytes for S = 2·max_tokens·n, where every shard is rounded up to whole
-    tiles of whichever shape takes most. For few tokens that rounding (to at least 128 rows) dominates.
+    tiles of whichever shape of any architecture takes most. For few tokens that rounding (to at least 128
+    rows) dominates.
     """
-    shapes = [HOST_TILE, *(TileShape(config.tile_m, config.tile_n) for config in FAMILY)]
+    configs = {(config.tile_m, config.tile_n) for family in FAMILIES.values() for config in family}
+    shapes = [HOST_TILE, *(TileShape(*shape) for shape in sorted(configs))]
     grids = [TileGrid(max_tokens, n, world_size, shape) for shape in shapes]
     tiles = max(grid.owned_tiles(0) for grid in grids)
     slot = max(grid.owned_tiles(0) * grid.tile_elements for grid in grids) * BF16_BYTES
@@ -130,6 +133,7 @@ class Workspace:
         deadline: float,
         arena: SymmetricArena | None,
         block: SymmetricTensor | None,
+        link: float | None = None,
     ) -> None:
         self.communicator = communicator
         self.machine = machine
@@ -146,14 +150,17 @@ class Workspace:
         self._on_gpu = communicator.device.type == "cuda"
         self._busy = threading.Lock()
         self._decisions: dict[Problem, Decision] = {}
-        self._plans: dict[tuple[int, int, int], LaunchPlan] = {}
+        self._plans: dict[Problem, LaunchPlan] = {}
         if block is not None:
             layout = exchange_layout(communicator.size, max_tokens, n)
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
             if machine.arch in machine.fused_archs:
-                staging = staging_bytes(machine.multiprocessors) if communicator.size > 1 else 0
+                ctas = machine.multiprocessors if communicator.size > 1 else 0
+                staging = staging_bytes(machine.arch, ctas)
+                if link is None:
+                    link = 0.0 if _share_a_device(communicator) else link_rate_of(machine.arch)
                 self.launches = LaunchExchange(
-                    layout, block, communicator.rank, deadline, self._accelerator, staging
+                    layout, block, communicator.rank, deadline, self._accelerator, staging, link
                 )
         self.order = torch.zeros(1, dtype=torch.int32, device=communicator.device)
         self.handle = f"workspace-{next(_handles)}"
@@ -205,7 +212,9 @@ class Workspace:
         communicator = communicator_of(group, device)
         # Ranks may differ in their environment, so what it says is read where all hear of a failure.
         switches = agree(
-            communicator, "reading the environment", lambda: (requested_path(), default_deadline())
+            communicator,
+            "reading the environment",
+            lambda: (requested_path(), default_deadline(), link_rate()),
         )
         requested = given if path is not None else switches[0]
         deadline = switches[1] if deadline is None else float(deadline)
@@ -236,7 +245,9 @@ class Workspace:
                 tally = Tally()
                 if on_gpu and machine.symmetric and machine.arch in machine.fused_archs:
                     tally = warm_up(communicator.device)
-                made = cls(communicator, machine, requested, max_tokens, n, deadline, arena, block)
+                made = cls(
+                    communicator, machine, requested, max_tokens, n, deadline, arena, block, switches[2]
+                )
                 made.counters.kernels = tally
                 return made
 
@@ -284,14 +295,15 @@ class Workspace:
             decision = self._decisions[problem] = decide(self.machine, problem, self.requested)
         return decision
 
-    def plan(self, m: int, n: int, k: int) -> LaunchPlan:
+    def plan(self, problem: Problem) -> LaunchPlan:
         """The launch of a call of this shape; equal on all ranks, remembered."""
-        plan = self._plans.get((m, n, k))
+        plan = self._plans.get(problem)
         if plan is None:
-            plan = plan_launch(m, n, k, self.world_size, self.machine.multiprocessors)
+            plan = plan_launch(self.machine, problem)
             if self.exchange is not None:
-                TileGrid(m, n, self.world_size, plan.shape).require_fits(self.exchange.layout)
-            self._plans[m, n, k] = plan
+                grid = TileGrid(problem.m, problem.n, self.world_size, plan.shape)
+                grid.require_fits(self.exchange.layout)
+            self._plans[problem] = plan
         return plan
 
     def warm_up(self, weight: PreparedWeight) -> None:
@@ -303,13 +315,12 @@ class Workspace:
         Raises:
             GroupError: Some rank could not; the same text on every rank.
         """
-        sizes = (1, self.max_tokens)
-        decisions = {self.decide(Problem(m, weight.n, weight.k, weight.kind)) for m in sizes}
-        agree(self.communicator, "warming up", lambda: self._prepare(weight, decisions))
+        agree(self.communicator, "warming up", lambda: self._prepare(weight))
 
-    def _prepare(self, weight: PreparedWeight, decisions: set[Decision]) -> None:
+    def _prepare(self, weight: PreparedWeight) -> None:
+        from dsv4_gemm_rs.fused import factors_of
         from dsv4_gemm_rs.operands import Operands
-        from dsv4_gemm_rs.unfused import activations_bf16, library_gemm
+        from dsv4_gemm_rs.unfused import library_gemm
 
         self.check()
         weight.check()
@@ -318,12 +329,12 @@ class Workspace:
         if weight.kind is WeightKind.MXFP8:
             quantised = quantize_mxfp8(x)
             given.append(Operands(quantised.data, quantised.scale, weight, 1))
-        for operands, decision in itertools.product(given, decisions):
+        for operands, m in itertools.product(given, (1, self.max_tokens)):
+            decision = self.decide(replace(operands.problem, m=m))
             if decision.path is Path.UNFUSED:
                 library_gemm(operands, decision.gemm)
-            elif decision.gemm is Gemm.FUSED_SM90:
-                activations_bf16(operands)
-                weight.bf16()
+            elif decision.path is Path.FUSED:
+                factors_of(operands, self.machine.arch)
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -438,6 +449,7 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin
         flashinfer=all(facts["flashinfer"] for facts in everyone),
         multiprocessors=multiprocessors,
         fused_archs=FUSED_ARCHS,
+        emulated=accelerator is not None and accelerator.emulated,
     )
 
 
@@ -447,8 +459,12 @@ def _multiprocessors(communicator: Communicator, sm_margin: int) -> int:
     if accelerator is None:
         return 0
     count = accelerator.multiprocessors - sm_margin
-    shared = isinstance(communicator, VirtualRank) and isinstance(accelerator, CudaAccelerator)
+    shared = _share_a_device(communicator) and isinstance(accelerator, CudaAccelerator)
     return count // communicator.size if shared else count
+
+
+def _share_a_device(communicator: Communicator) -> bool:
+    return isinstance(communicator, VirtualRank)
 
 
 def _is_deadline(value: object) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs import WeightKind, Workspace, gemm_ar, gemm_rs
 from dsv4_gemm_rs.dispatch import Exchange, Path, Problem
 from dsv4_gemm_rs.problems import RankProblem
 from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
@@ -59,6 +59,19 @@ def test_right_on_the_models_shapes(group: ProcessGroupCommunicator, n: int, k: 
             poison(workspace)
             mine = problems[group.rank]
             assert_right(group, gemm_rs(mine.x, mine.weight, workspace), problems)
+
+
+@pytest.mark.parametrize("path", ["fused", "unfused"])
+def test_an_all_reduce_gives_every_rank_the_shards(group: ProcessGroupCommunicator, path: str) -> None:
+    with Workspace.create(group, max_tokens=4097, n=5120, path=path) as workspace:
+        for m in (4097, 1, 0, group.size - 1, 1024, 129):
+            problems = on_gpu(group, m, 5120, 256, WeightKind.BF16)
+            mine = problems[group.rank]
+            poison(workspace)
+            shard = gemm_rs(mine.x, mine.weight, workspace)
+            assert_right(group, shard, problems)
+            out = gemm_ar(mine.x, mine.weight, workspace)
+            assert torch.equal(out.cpu(), torch.cat(group.all_gather(shard.cpu()))[:m])
 
 
 def test_fused_and_unfused_ranks_meet_in_one_call(group: ProcessGroupCommunicator) -> None:

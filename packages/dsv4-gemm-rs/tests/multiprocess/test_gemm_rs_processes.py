@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs import WeightKind, Workspace, gemm_ar, gemm_rs
 from dsv4_gemm_rs.dispatch import Exchange, Problem
 from dsv4_gemm_rs.problems import RankProblem, random_problem
 from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
@@ -45,6 +45,17 @@ def test_right_on_awkward_shapes(group: ProcessGroupCommunicator, path: str | No
             assert_right(group, gemm_rs(problem.x, problem.weight, workspace), m, N, K, kind)
 
 
+@pytest.mark.parametrize("path", [None, "host"])
+def test_an_all_reduce_gives_every_rank_the_shards(group: ProcessGroupCommunicator, path: str | None) -> None:
+    with Workspace.create(group, max_tokens=300, n=N, path=path) as workspace:
+        for m in (300, 1, 0, 129):
+            problem = mine(group, m, N, K, WeightKind.MXFP8)
+            shard = gemm_rs(problem.x, problem.weight, workspace)
+            assert_right(group, shard, m, N, K, WeightKind.MXFP8)
+            out = gemm_ar(problem.x, problem.weight, workspace)
+            assert torch.equal(out, torch.cat(group.all_gather(shard))[:m])
+
+
 def test_without_symmetric_memory_the_process_group_carries_the_exchange(
     group: ProcessGroupCommunicator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,7 +68,10 @@ def test_without_symmetric_memory_the_process_group_carries_the_exchange(
         decision = workspace.decide(Problem(33, N, K, WeightKind.MXFP8))
         assert decision.exchange is Exchange.ALL_TO_ALL
         problem = mine(group, 33, N, K, WeightKind.MXFP8)
-        assert_right(group, gemm_rs(problem.x, problem.weight, workspace), 33, N, K, WeightKind.MXFP8)
+        shard = gemm_rs(problem.x, problem.weight, workspace)
+        assert_right(group, shard, 33, N, K, WeightKind.MXFP8)
+        out = gemm_ar(problem.x, problem.weight, workspace)
+        assert torch.equal(out, torch.cat(group.all_gather(shard))[:33])
     lines = [r.message for r in caplog.records if "no symmetric memory" in r.message]
     assert len(lines) == (1 if group.rank == 0 else 0)
     assert all("MemoryError: no shared memory" in line for line in lines)

@@ -17,7 +17,9 @@ import pytest
 import torch
 from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
 from dsv4_gemm_rs.dispatch import Path
+from dsv4_gemm_rs.kernels.families import Operand, TileConfig
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
+from dsv4_gemm_rs.kernels.sm100.config import KernelConfig as Sm100Config
 from dsv4_gemm_rs.problems import RankProblem
 from dsv4_symm_mem import SymmetricArena, VirtualGroup
 from dsv4_symm_mem.collectives.cuda import all_gather_cuda, reduce_scatter_cuda
@@ -34,15 +36,24 @@ TILE = KernelConfig(64, 128)
 
 
 @cache
-def _problems(size: int, m: int, n: int, k: int) -> list[RankProblem]:
-    return problems_for(size, m, n, k, WeightKind.BF16, seed=m)
+def _problems(size: int, m: int, n: int, k: int, kind: WeightKind = WeightKind.BF16) -> list[RankProblem]:
+    return problems_for(size, m, n, k, kind, seed=m)
 
 
-def _calls(system: Any, shapes: list[int], n: int, k: int, *, unfused: int | None = None) -> None:
+def _calls(
+    system: Any,
+    shapes: list[int],
+    n: int,
+    k: int,
+    *,
+    unfused: int | None = None,
+    tile: TileConfig = TILE,
+    kind: WeightKind = WeightKind.BF16,
+) -> None:
     """Several calls at once on all ranks, each checked."""
     size = len(system.devices)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=TILE))
+        stack.enter_context(mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=tile))
         group = VirtualGroup(size, emulation=system)
         spaces = group.run(lambda rank: Workspace.create(rank, max_tokens=max(shapes), n=n, path="fused"))
         if unfused is not None:
@@ -52,7 +63,7 @@ def _calls(system: Any, shapes: list[int], n: int, k: int, *, unfused: int | Non
             space.exchange.blocks[space.rank][space.exchange.layout.slots_offset :].fill_(0xFF)
         results = []
         for m in shapes:
-            problems = _problems(size, m, n, k)
+            problems = _problems(size, m, n, k, kind)
             outs = []
             for rank, problem in enumerate(problems):
                 out = torch.full((shard_length(m, size), n), float("nan"), dtype=torch.bfloat16)
@@ -96,6 +107,24 @@ def fused_and_unfused(system: Any) -> None:
 
 
 fused_and_unfused.ranks, fused_and_unfused.processors = 2, 1  # type: ignore[attr-defined]
+
+
+def sm100_banks(system: Any) -> None:
+    """Two ranks, two CTAs each, MXFP8 by single SMs; tokens in the second call: a bank is used again."""
+    tile = Sm100Config(Operand.MXFP8, 64)
+    _calls(system, [200, 1, 200], 128, 128, tile=tile, kind=WeightKind.MXFP8)
+
+
+sm100_banks.ranks, sm100_banks.processors, sm100_banks.arch = 2, 2, "sm_100a"  # type: ignore[attr-defined]
+
+
+def sm100_pair(system: Any) -> None:
+    """Two ranks, a pair of CTAs each that multiplies MXFP8 together: every ring of a CTA goes round."""
+    tile = Sm100Config(Operand.MXFP8, 128, 2)
+    _calls(system, [300, 1, 300], 128, 256, tile=tile, kind=WeightKind.MXFP8)
+
+
+sm100_pair.ranks, sm100_pair.processors, sm100_pair.arch = 2, 2, "sm_100a"  # type: ignore[attr-defined]
 
 
 def _fused_lost(system: Any, m: int) -> None:

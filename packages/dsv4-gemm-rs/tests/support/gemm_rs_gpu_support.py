@@ -24,8 +24,13 @@ class Ranks:
         )
         self.workspaces = self.group.run(create)
 
-    def call(self, problems: list[RankProblem], outs: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """One call on every rank; results are ready for the current stream."""
+    def call(
+        self,
+        problems: list[RankProblem],
+        outs: list[torch.Tensor] | None = None,
+        operation: Callable[..., torch.Tensor] = gemm_rs,
+    ) -> list[torch.Tensor]:
+        """One call of `operation` on every rank; results are ready for the current stream."""
         here = torch.cuda.current_stream()
         results = []
         for rank, problem in zip(self.group.ranks, problems, strict=True):
@@ -34,7 +39,7 @@ class Ranks:
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
                 out = None if outs is None else outs[rank.rank]
-                results.append(gemm_rs(problem.x, problem.weight, self.workspaces[rank.rank], out=out))
+                results.append(operation(problem.x, problem.weight, self.workspaces[rank.rank], out=out))
         for rank in self.group.ranks:
             assert rank.stream is not None
             here.wait_stream(rank.stream)

@@ -35,8 +35,7 @@ ARCH = "sm_90a"
 def only_these_tiles() -> ExitStack:
     """Let a workspace make ready the cases' configurations and no others, for as long as this is open."""
     stack = ExitStack()
-    for module in ("cache", "launch"):
-        stack.enter_context(mock.patch(f"dsv4_gemm_rs.kernels.{module}.FAMILY", CONFIGS))
+    stack.enter_context(mock.patch.dict("dsv4_gemm_rs.kernels.families.FAMILIES", {90: CONFIGS}))
     return stack
 
 

@@ -20,7 +20,7 @@ CONFIGS = (KernelConfig(128, 320), KernelConfig(64, 128))
 
 
 def main() -> None:
-    with mock.patch("dsv4_gemm_rs.kernels.launch.FAMILY", CONFIGS):
+    with mock.patch.dict("dsv4_gemm_rs.kernels.families.FAMILIES", {90: CONFIGS}):
         for config in CONFIGS:
             for path in ("fused", "unfused"):
                 with (

@@ -5,52 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from dsv4_gemm_rs.dispatch.costs import group_rows
+from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig, Operand
 from dsv4_gemm_rs.problems import RankProblem
 from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.schedule import DEFAULT_LAG
 from dsv4_symm_mem import SymmetricArena, VirtualGroup
-from dsv4_symm_mem.compiled import Kernel, compiled
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
-
-CUDA_13 = "nvidia-cutlass-dsl-libs-cu13"
-
-
-def tools_obstacle() -> str:
-    """Why this DSL cannot assemble the SM100 kernel; empty if nothing is known to be in the way.
-
-    The ptxas of the DSL's CUDA 12 libraries does not take the kernel's form of `tcgen05.commit`.
-    """
-    return "" if is_installed(CUDA_13) else f"needs {CUDA_13}: the CUDA 12 ptxas refuses its tcgen05.commit"
-
-
-def is_installed(distribution: str) -> bool:
-    """Whether a distribution is installed."""
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-def kernel_of(config: KernelConfig) -> Kernel:
-    """The kernel, compiled for whatever emulates it."""
-
-    def build(options: str) -> Any:
-        import cutlass.cute as cute
-        from dsv4_gemm_rs.kernels.sm100.kernel import GemmReduceScatter, example_arguments
-
-        return cute.compile(GemmReduceScatter(config), *example_arguments(), options=options)
-
-    return compiled(("test_gemm_rs_sm100", config), build, "dsv4_gemm_rs")
 
 
 @dataclass(frozen=True)
@@ -110,7 +78,7 @@ class Group:
         m, n, k = operands.a.shape[0] if m is None else m, operands.w.shape[0], operands.a.shape[1]
         out = torch.full((shard_length(m, self.size), n), float("nan"), dtype=torch.bfloat16)
         grid = self.processors // config.cluster * config.cluster
-        kernel_of(config)(
+        gemm_reduce_scatter_kernel(config)(
             operands.a.data_ptr(),
             operands.a.stride(0) if m > 1 else k,
             operands.w.data_ptr(),
@@ -124,7 +92,7 @@ class Group:
             k,
             *exchange.arguments(call_signature(Operation.REDUCE_SCATTER, m, n, config.tile_m, config.tile_n)),
             exchange.staging,
-            group_rows(config, n, self.size, grid),  # type: ignore[arg-type]
+            group_rows(config, n, self.size, grid),
             DEFAULT_LAG,
             grid,
             stream=exchange.stream(),

@@ -58,6 +58,8 @@ class Alternatives:
         yield "gemm-fp8-row-scaled", self.fp8
         yield "nccl-reduce-scatter", self.nccl
         yield "gemm-then-nccl", self.gemm_then_nccl
+        yield "nccl-all-reduce", self.nccl_all_reduce
+        yield "gemm-then-nccl-all-reduce", self.gemm_then_nccl_all_reduce
         if self._m % self._rank.size == 0:
             yield "torch-fused", self.torch_fused
         yield "link-copy", self.copy
@@ -75,6 +77,15 @@ class Alternatives:
         """The library's BF16 product, then NCCL."""
         torch.matmul(self._xs[which], self._weights[which].T, out=self._partials[which][: self._m])
         self.nccl(rank, which)
+
+    def nccl_all_reduce(self, rank: Communicator, which: int) -> None:
+        """NCCL's all-reduce of a finished partial, in place."""
+        dist.all_reduce(self._partials[which][: self._m], group=self._rank.group)
+
+    def gemm_then_nccl_all_reduce(self, rank: Communicator, which: int) -> None:
+        """The library's BF16 product, then NCCL's all-reduce."""
+        torch.matmul(self._xs[which], self._weights[which].T, out=self._partials[which][: self._m])
+        self.nccl_all_reduce(rank, which)
 
     def torch_fused(self, rank: Communicator, which: int) -> None:
         """PyTorch's `fused_matmul_reduce_scatter`, which asks for M divisible by P."""

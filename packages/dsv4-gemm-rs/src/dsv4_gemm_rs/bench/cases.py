@@ -5,13 +5,16 @@
 where there is one, also where it would not be chosen; `dispatched` is what a user gets, and `unfused-call`
 what the unfused path would give. The bare quantiser, the library's GEMM, the fused kernel without its
 exchange (`gemm-ours`, on the same share of the multiprocessors) and the bare collective stand beside them in
-the same run, and between processes what `alternatives` holds.
+the same run, and between processes what `alternatives` holds. The library's GEMM is the one that the unfused
+path takes, on operands that need no preparation: `gemm-cublas` in BF16, `gemm-mxfp8` with block scales.
+`fused-unpaced` is the fused kernel whose SMs do not take turns on the link; `fused-all-reduce` is followed by
+the gather of the shards, which `all-gather` shows by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,36 +28,57 @@ from dsv4_symm_mem.protocol.layout import shard_length
 from dsv4_gemm_rs.api import gemm_rs
 from dsv4_gemm_rs.bench.alternatives import Alternatives
 from dsv4_gemm_rs.bench.timing import Group, Phase
-from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
-from dsv4_gemm_rs.fused import launch_fused
-from dsv4_gemm_rs.kernels.launch import launch
+from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
+from dsv4_gemm_rs.fused import factors_of, launch_fused
+from dsv4_gemm_rs.kernels.launch import Factors, launch
 from dsv4_gemm_rs.operands import Operands
+from dsv4_gemm_rs.perform import gather_shards
 from dsv4_gemm_rs.problems import random_operands
 from dsv4_gemm_rs.quantize import quantize_mxfp8
-from dsv4_gemm_rs.unfused import activations_bf16, exchange_partial, library_gemm, run_unfused
-from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.unfused import (
+    activations_bf16,
+    activations_mxfp8,
+    exchange_partial,
+    library_gemm,
+    run_unfused,
+)
+from dsv4_gemm_rs.weights import WeightKind, prepare_weight
 from dsv4_gemm_rs.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Case:
-    """A named sequence of phases, and how its path was decided."""
+    """A named sequence of phases, how its path was decided, and what holds while it is measured."""
 
     name: str
     phases: tuple[Phase, ...]
     decision: Decision
     graph: bool
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One rank's rotating workspaces, operands and outputs."""
+    """One rank's rotating workspaces, operands and outputs.
+
+    Attributes:
+        workspaces: Of the rank.
+        operands: As a caller has them.
+        ready: The same, with activations that a library's GEMM takes as they are.
+        factors: The same as the fused kernel takes them.
+        partials: Products.
+        outs: Results.
+        wholes: Results of all ranks.
+        alternatives: Between processes, what else there is.
+    """
 
     workspaces: list[Workspace]
     operands: list[Operands]
-    quantised: list[torch.Tensor]
+    ready: list[Operands]
+    factors: list[Factors]
     partials: list[torch.Tensor]
     outs: list[torch.Tensor]
+    wholes: list[torch.Tensor]
     alternatives: Alternatives | None
 
     @classmethod
@@ -68,17 +92,21 @@ class Setup:
             Operands(x, None, weight, m)
             for x, weight in (random_operands(m, n, k, kind, rank.device, seed) for seed in seeds)
         ]
-        quantised = [activations_bf16(each) for each in operands]
-        weights = [each.weight.bf16() for each in operands]
+        machine = workspaces[0].machine
+        gemm = decide(machine, operands[0].problem, Path.UNFUSED).gemm
+        ready = [_ready(each, gemm) for each in operands]
+        factors = [factors_of(each, machine.arch) for each in operands]
         partials = [torch.randn(m, n, device=rank.device).to(torch.bfloat16) for _ in range(count)]
         rows = shard_length(m, rank.size)
         outs = [torch.empty(rows, n, dtype=torch.bfloat16, device=rank.device) for _ in range(count)]
+        wholes = [torch.empty_like(partial) for partial in partials]
         alternatives = None
         if isinstance(rank, ProcessGroupCommunicator) and rank.device.type == "cuda" and rank.size > 1 and m:
-            alternatives = Alternatives(rank, quantised, weights)
+            xs = [activations_bf16(each) for each in operands]
+            alternatives = Alternatives(rank, xs, [each.weight.bf16() for each in operands])
         if rank.device.type == "cuda":
             torch.cuda.synchronize(rank.device)
-        return cls(workspaces, operands, quantised, partials, outs, alternatives)
+        return cls(workspaces, operands, ready, factors, partials, outs, wholes, alternatives)
 
     def close(self) -> None:
         """Close the workspaces; collective."""
@@ -86,6 +114,14 @@ class Setup:
             self.alternatives.close()
         for workspace in self.workspaces:
             workspace.close()
+
+
+def _ready(operands: Operands, gemm: Gemm) -> Operands:
+    """The same product, of operands that `gemm` takes as they are."""
+    if gemm in (Gemm.FLASHINFER, Gemm.SCALED_MM):
+        return Operands(*activations_mxfp8(operands), operands.weight, operands.m)
+    plain = prepare_weight(operands.weight.bf16())
+    return Operands(activations_bf16(operands), None, plain, operands.m)
 
 
 def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Iterator[Case]:
@@ -98,14 +134,14 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
 
     def gemm(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
-        torch.matmul(setup.quantised[which], setup.operands[which].weight.bf16().T, out=setup.partials[which])
+        library_gemm(setup.ready[which], unfused.gemm, setup.partials[which])
 
     def exchange(rank: Communicator, which: int) -> None:
         if machine.world_size == 1:
             return
         setup = setups[rank.rank]
         workspace, out = setup.workspaces[which], setup.outs[which]
-        exchange_partial(setup.partials[which], workspace, unfused, out, problem.k)
+        exchange_partial(setup.partials[which], workspace, unfused, out, problem)
 
     def library(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
@@ -117,34 +153,63 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
 
     def bare(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
-        plan = setup.workspaces[which].plan(problem.m, problem.n, problem.k)
-        weight = setup.operands[which].weight.bf16()
-        launch(plan, setup.quantised[which], weight, alone[rank.rank], setup.partials[which])
+        plan = setup.workspaces[which].plan(problem)
+        launch(plan, setup.factors[which], alone[rank.rank], setup.partials[which])
 
     def fused(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
-        weight = setup.operands[which].weight.bf16()
-        launch_fused(setup.quantised[which], weight, setup.workspaces[which], setup.outs[which])
+        launch_fused(setup.factors[which], problem, setup.workspaces[which], setup.outs[which])
+
+    def gather(rank: Communicator, which: int) -> None:
+        setup = setups[rank.rank]
+        gather_shards(setup.outs[which], setup.workspaces[which], unfused, setup.wholes[which])
+
+    @contextmanager
+    def unpaced() -> Iterator[None]:
+        words = [
+            workspace.launches.pacing
+            for setup in setups.values()
+            for workspace in setup.workspaces
+            if workspace.launches is not None
+        ]
+        kept = [word.clone() for word in words]
+        for word in words:
+            word.zero_()
+        yield
+        for word, before in zip(words, kept, strict=True):
+            word.copy_(before)
 
     def dispatched(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
         mine = setup.operands[which]
         gemm_rs(mine.x, mine.weight, setup.workspaces[which], out=setup.outs[which])
 
-    def case(name: str, decision: Decision, *phases: Phase) -> Case:
-        return Case(name, phases, decision, decision.capturable)
+    def case(
+        name: str,
+        decision: Decision,
+        *phases: Phase,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Case:
+        return Case(name, phases, decision, decision.capturable, around)
 
     if problem.kind is WeightKind.MXFP8:
         yield case("quantise", unfused, Phase(quantise, serial=True))
-    yield case("gemm-cublas", unfused, Phase(gemm, serial=True))
+    yield case(
+        "gemm-cublas" if unfused.gemm is Gemm.BF16 else "gemm-mxfp8", unfused, Phase(gemm, serial=True)
+    )
     if machine.world_size > 1:
         yield case("reduce-scatter", unfused, Phase(exchange))
+        yield case("all-gather", unfused, Phase(gather))
     yield case("gemm-then-reduce-scatter", unfused, Phase(gemm, serial=True), Phase(exchange))
     with suppress(UnsupportedError):
         decision = decide(machine, problem, Path.FUSED)
         alone = {rank: LaunchExchange.scratch(setup.outs[0].device) for rank, setup in setups.items()}
         yield case("gemm-ours", decision, Phase(bare))
         yield case("fused", decision, Phase(fused))
+        if machine.process_group and machine.world_size > 1:
+            yield case("fused-unpaced", decision, Phase(fused), around=unpaced)
+        if machine.world_size > 1:
+            yield case("fused-all-reduce", decision, Phase(fused), Phase(gather))
     if machine.arch is None:
         yield case("unfused-call", unfused, Phase(both))
     else:

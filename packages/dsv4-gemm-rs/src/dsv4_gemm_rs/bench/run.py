@@ -62,7 +62,8 @@ def run_benchmark(
         floor = floor_us(str(machine["device"]), m, n, k, kind, group.size, virtual)
         medians: dict[str, float] = {}
         for case in cases(setups, problem, next(iter(setups.values())).workspaces[0].machine):
-            timing = time_case(group, case.phases, workspaces, samples, case.graph)
+            with case.around():
+                timing = time_case(group, case.phases, workspaces, samples, case.graph)
             medians[case.name] = timing.median_us
             rows.append(
                 {

@@ -20,24 +20,34 @@ from pathlib import Path
 from typing import Any
 
 from dsv4_symm_mem.artefacts.folder import CACHE_VARIABLE, CacheFolder, default_folder
+from dsv4_symm_mem.compiled import gpu_arch
 from dsv4_symm_mem.errors import ArgumentError
 
 from dsv4_gemm_rs.cli.cached import CacheState, listing
 from dsv4_gemm_rs.cli.groups import require_positive
-from dsv4_gemm_rs.dispatch.plan import plan_launch
+from dsv4_gemm_rs.dispatch import Machine, Problem
+from dsv4_gemm_rs.dispatch.plan import operand_for, plan_launch
 from dsv4_gemm_rs.kernels.cache import kernels_of
 from dsv4_gemm_rs.problems import default_k
+from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.workspace import FUSED_ARCHS
 
-ARCHS = ("sm_90a",)
-MULTIPROCESSORS = 132
-"""Of an H100 or H200 SXM; only for saying which members are taken."""
+DEFAULT_ARCH = "sm_90a"
+MULTIPROCESSORS = {90: 132, 100: 148, 103: 148}
+"""Of an H100 or H200 SXM, a B200 and a B300; only for saying which members are taken."""
 MAX_JOBS = 8
 
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("compile", help="compile all kernels into the cache; needs no GPU")
-    parser.add_argument("--arch", nargs="+", default=list(ARCHS), help=f"default {' '.join(ARCHS)}")
+    fused = " ".join(gpu_arch(divmod(arch, 10)) for arch in sorted(FUSED_ARCHS))
+    parser.add_argument(
+        "--arch",
+        nargs="+",
+        default=[DEFAULT_ARCH],
+        help=f"default {DEFAULT_ARCH}; there are fused kernels for {fused}",
+    )
     parser.add_argument(
         "--output", type=Path, default=None, help=f"the cache (default {CACHE_VARIABLE} or ~/.cache/dsv4)"
     )
@@ -73,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
     state = CacheState.of(options.arch, cache.path)
     print(f"{time.perf_counter() - started:.1f} s with {min(jobs, len(tasks))} processes\n{state}")
     if (options.tp, options.n, options.k) != (None, None, None):
-        print(_taken(options))
+        for arch in sorted(FUSED_ARCHS):
+            if gpu_arch(divmod(arch, 10)) in options.arch:
+                print(_taken(options, arch))
     return int(any(state.missing.values()))
 
 
@@ -95,16 +107,19 @@ def _make(arch: str, index: int, folder: Path) -> str:
     return f"{kernel.recipe.name} for {arch}: {obtained.origin.value} in {obtained.seconds:.1f} s"
 
 
-def _taken(options: argparse.Namespace) -> str:
-    """Which members of the family calls of the given shape take on an H100 or H200."""
-    if "sm_90a" not in options.arch:
-        return "which members calls take is known for sm_90a only"
-    ranks = options.tp or 1
+def _taken(options: argparse.Namespace, arch: int) -> str:
+    """Which members of the family calls of the given shape take on a GPU of `arch`."""
+    ranks, multiprocessors = options.tp or 1, MULTIPROCESSORS[arch]
     n, k = options.n or 5120, options.k or default_k(ranks)
-    plans = [plan_launch(m, n, k, ranks, MULTIPROCESSORS) for m in range(1, options.tokens + 1)]
-    configs = dict.fromkeys(plan.config for plan in plans)
-    tiles = ", ".join(f"{config.tile_m}x{config.tile_n}" for config in configs)
+    machine = Machine(arch, ranks, False, True, True, False, multiprocessors, FUSED_ARCHS)
+    taken = []
+    for kind in WeightKind:
+        problems = (Problem(m, n, k, kind) for m in range(1, options.tokens + 1))
+        configs = dict.fromkeys(plan_launch(machine, problem).config for problem in problems)
+        tiles = ", ".join(f"{config.tile_m * config.cluster}x{config.tile_n}" for config in configs)
+        taken.append((operand_for(arch, kind).value, tiles))
+    shown = "; ".join(f"{tiles} for {operand} operands" for operand, tiles in dict(taken).items())
     return (
         f"fused calls of up to {options.tokens} tokens with N={n}, K={k} on {ranks} ranks of "
-        f"{MULTIPROCESSORS} SMs take the tiles {tiles}; a workspace makes the whole family ready"
+        f"{multiprocessors} SMs (sm_{arch}) take the tiles {shown}; a workspace makes the whole family ready"
     )

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from dsv4_symm_mem.errors import Dsv4Error
 
 from dsv4_gemm_rs._version import __version__
-from dsv4_gemm_rs.cli import bench, bench_link, bench_start, compile_kernels, demo, doctor
+from dsv4_gemm_rs.cli import (
+    bench,
+    bench_link,
+    bench_start,
+    compile_kernels,
+    demo,
+    doctor,
+    full_report,
+    inspect_kernels,
+    model,
+    verify,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (doctor, demo, compile_kernels, bench, bench_link, bench_start):
+    for command in (
+        doctor,
+        demo,
+        verify,
+        compile_kernels,
+        inspect_kernels,
+        model,
+        bench,
+        bench_link,
+        bench_start,
+        full_report,
+    ):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

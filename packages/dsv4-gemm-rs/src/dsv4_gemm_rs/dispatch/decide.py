@@ -20,7 +20,7 @@ BLOCK_SCALED_ARCHS = frozenset({100, 103})
 """Architectures whose tensor cores take E8M0 block scales in the library GEMMs used here."""
 FUSED_MIN_TOKENS = 128
 """Calls with fewer rows are faster as a library GEMM and a reduce-scatter: measured on two H200s at N = 5120,
-K = 4096 per rank (docs/results/h200_tp2_k4096.json)."""
+K = 4096 per rank (docs/results/h200_tp2_k4096.json), and taken over for SM100, where nothing is measured."""
 
 
 class Path(enum.StrEnum):
@@ -68,6 +68,7 @@ class Machine:
         flashinfer: Whether FlashInfer is installed.
         multiprocessors: SMs that a rank's kernels may fill, the least over ranks; 0 on a CPU.
         fused_archs: Architectures that this version has kernels for, fused and stand-alone.
+        emulated: Whether kernels are emulated on host memory, where no library multiplies with block scales.
     """
 
     arch: int | None
@@ -78,11 +79,12 @@ class Machine:
     flashinfer: bool
     multiprocessors: int
     fused_archs: frozenset[int]
+    emulated: bool = False
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call: partial [m, n] over k per rank, and the weight's type."""
+    """One call: partial [m, n] over k per rank, and what is multiplied, see `Operands.kind`."""
 
     m: int
     n: int
@@ -196,7 +198,7 @@ def _gemm(path: Path, machine: Machine, problem: Problem) -> Gemm:
         return Gemm.HOST
     if path is Path.FUSED:
         return Gemm.FUSED_SM90 if machine.arch == 90 else Gemm.FUSED_SM100
-    if problem.kind is WeightKind.MXFP8 and machine.arch in BLOCK_SCALED_ARCHS:
+    if problem.kind is WeightKind.MXFP8 and machine.arch in BLOCK_SCALED_ARCHS and not machine.emulated:
         return Gemm.FLASHINFER if machine.flashinfer else Gemm.SCALED_MM
     return Gemm.BF16
 

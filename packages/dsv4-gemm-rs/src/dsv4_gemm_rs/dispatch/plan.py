@@ -3,6 +3,9 @@
 
 Fused kernel and stand-alone reduce-scatter take the same plan for the same call, so a rank that runs one
 understands a rank that runs the other.
+
+A grid of pairs takes every SM of an even number: SMs come in pairs (TPCs) on every architecture so far, and a
+cluster of two fits each.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ from dsv4_symm_mem.protocol.tiles import TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
 
 from dsv4_gemm_rs.dispatch.costs import choose, group_rows
-from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
+from dsv4_gemm_rs.dispatch.decide import BLOCK_SCALED_ARCHS, Machine, Problem
+from dsv4_gemm_rs.dispatch.rates import rates_of
+from dsv4_gemm_rs.kernels.families import Operand, TileConfig, members
 from dsv4_gemm_rs.schedule import DEFAULT_LAG
+from dsv4_gemm_rs.weights import WeightKind
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class LaunchPlan:
         signature: What all ranks of the call must agree on, see `call_signature`.
     """
 
-    config: KernelConfig
+    config: TileConfig
     grid: int
     group_rows: int
     lag: int
@@ -41,14 +47,35 @@ class LaunchPlan:
         return TileShape(self.config.tile_m, self.config.tile_n)
 
 
-def plan_launch(m: int, n: int, k: int, world_size: int, multiprocessors: int) -> LaunchPlan:
-    """The plan of a call [m, n] over k per rank, on `multiprocessors` SMs of each rank."""
-    config = choose(m, n, k, world_size, multiprocessors)
-    grid = multiprocessors // config.cluster * config.cluster
+def operand_for(arch: int | None, kind: WeightKind) -> Operand:
+    """What the fused kernel of `arch` multiplies for operands of `kind`: BF16 where it knows no scales."""
+    scaled = kind is WeightKind.MXFP8 and arch in BLOCK_SCALED_ARCHS
+    return Operand.MXFP8 if scaled else Operand.BF16
+
+
+def plan_launch(machine: Machine, problem: Problem) -> LaunchPlan:
+    """The plan of a call on a machine with a fused kernel."""
+    operand = operand_for(machine.arch, problem.kind)
+    config = choose(
+        rates_of(machine.arch, operand),
+        members(machine.arch, operand),
+        problem.m,
+        problem.n,
+        problem.k,
+        machine.world_size,
+        machine.multiprocessors,
+    )
+    return plan_with(config, machine, problem)
+
+
+def plan_with(config: TileConfig, machine: Machine, problem: Problem) -> LaunchPlan:
+    """The plan of a call in tiles of `config`, whichever the best are."""
+    m, n = problem.m, problem.n
+    grid = machine.multiprocessors // config.cluster * config.cluster
     return LaunchPlan(
         config=config,
         grid=grid,
-        group_rows=group_rows(config, n, world_size, grid),
+        group_rows=group_rows(config, n, machine.world_size, grid),
         lag=DEFAULT_LAG,
         signature=call_signature(Operation.REDUCE_SCATTER, m, n, config.tile_m, config.tile_n),
     )

@@ -1,26 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launching the fused kernel, and making every kernel ready beforehand."""
+"""Launching the fused kernel of whichever architecture, and making every kernel ready beforehand."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 
 import torch
-from dsv4_symm_mem.collectives.cuda import reduce_scatter_cuda
+from dsv4_symm_mem.collectives.cuda import all_gather_cuda, reduce_scatter_cuda
 from dsv4_symm_mem.compiled import Tally, gpu_arch, prepare
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.tiles import TileShape
 
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan
 from dsv4_gemm_rs.kernels.cache import PARTIALS, gemm_reduce_scatter_kernel, kernels_of
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY
-from dsv4_gemm_rs.quantize import compile_quantizer
+from dsv4_gemm_rs.kernels.families import Operand, family_of, operand_of
+from dsv4_gemm_rs.kernels.sm100.config import KernelConfig as Sm100Config
+from dsv4_gemm_rs.quantize import compile_quantizer, quantize_mxfp8
 
 logger = logging.getLogger("dsv4_gemm_rs")
 
 _warm: set[torch.device] = set()
 _warming = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The two matrices of a product x·Wᵀ as the fused kernel takes them.
+
+    Attributes:
+        x: [M, K], BF16 or, with scales, E4M3; rows 16-byte aligned, unit column stride.
+        weight: [N, K] likewise.
+        x_scale: E8M0 bytes of x, swizzled 128x4, 16-byte aligned; None for BF16.
+        weight_scale: Those of the weight.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    x_scale: torch.Tensor | None = None
+    weight_scale: torch.Tensor | None = None
+
+    @property
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """The tensors."""
+        scales = (self.x_scale, self.weight_scale)
+        return (self.x, self.weight, *(scale for scale in scales if scale is not None))
 
 
 def warm_up(device: torch.device) -> Tally:
@@ -36,53 +61,64 @@ def warm_up(device: torch.device) -> Tally:
         if device in _warm:
             return Tally()
         with torch.cuda.device(device):
-            arch = gpu_arch(torch.cuda.get_device_capability(device))
+            capability = torch.cuda.get_device_capability(device)
+            arch = gpu_arch(capability)
             tally = prepare(kernels_of(arch), arch)
             logger.info("kernels for %s on %s: %s", arch, device, tally)
-            _launch_all(device)
+            _launch_all(device, 10 * capability[0] + capability[1])
         _warm.add(device)
         return tally
 
 
-def staging_bytes(ctas: int) -> int:
-    """Device memory in which `ctas` CTAs of any kernel of the family stage tiles for their peers."""
-    return ctas * max(config.staging_bytes for config in FAMILY)
+def staging_bytes(arch: int | None, ctas: int) -> int:
+    """Device memory in which `ctas` CTAs of any fused kernel for `arch` stage tiles for their peers."""
+    return ctas * max((config.staging_bytes for config in family_of(arch)), default=0)
 
 
-def _launch_all(device: torch.device) -> None:
+def _launch_all(device: torch.device, arch: int) -> None:
     compile_quantizer(device, round_trip=True)
     compile_quantizer(device)
     scratch = LaunchExchange.scratch(device)
     x = torch.zeros(64, 128, dtype=torch.bfloat16, device=device)
     weight = torch.zeros(320, 128, dtype=torch.bfloat16, device=device)
     out = torch.empty(64, 320, dtype=torch.bfloat16, device=device)
-    for config in FAMILY:
-        launch(LaunchPlan(config, config.cluster, 1, 1, 0), x, weight, scratch, out)
+    x_scaled, weight_scaled = quantize_mxfp8(x), quantize_mxfp8(weight)
+    factors = {
+        Operand.BF16: Factors(x, weight),
+        Operand.MXFP8: Factors(x_scaled.data, weight_scaled.data, x_scaled.scale, weight_scaled.scale),
+    }
+    for config in family_of(arch):
+        launch(LaunchPlan(config, config.cluster, 1, 1, 0), factors[operand_of(config)], scratch, out)
     for dtype in PARTIALS:
         partial = torch.zeros(64, 320, dtype=dtype, device=device)
         reduce_scatter_cuda(scratch, partial, out, TileShape(64, 128), 0, 1, 1, 1)
+    all_gather_cuda(scratch, torch.zeros_like(out), out, TileShape(64, 128), 0, 1)
     torch.cuda.synchronize(device)
 
 
-def launch(
-    plan: LaunchPlan, x: torch.Tensor, weight: torch.Tensor, launches: LaunchExchange, out: torch.Tensor
-) -> None:
+def launch(plan: LaunchPlan, factors: Factors, launches: LaunchExchange, out: torch.Tensor) -> None:
     """Launch the kernel on the exchange's current stream.
 
     Args:
         plan: Numbers of the launch, equal on all ranks.
-        x: BF16 [M, K], rows 16-byte aligned.
-        weight: BF16 [N, K], likewise.
+        factors: What it multiplies, of the kind that the plan's configuration takes.
         launches: This rank's end of the exchange.
-        out: BF16 [ceil(M / P), N], likewise; filled completely.
+        out: BF16 [ceil(M / P), N], rows 16-byte aligned; filled completely.
     """
+    x, weight = factors.x, factors.weight
     m, k = x.shape
+    scales: tuple[int, ...] = ()
+    if isinstance(plan.config, Sm100Config):
+        scales = tuple(
+            0 if scale is None else scale.data_ptr() for scale in (factors.x_scale, factors.weight_scale)
+        )
     gemm_reduce_scatter_kernel(plan.config)(
         x.data_ptr(),
         # A single row may have any stride, which the tensor map would still be encoded with.
         x.stride(0) if m > 1 else k,
         weight.data_ptr(),
         weight.stride(0),
+        *scales,
         out.data_ptr(),
         out.stride(0),
         m,
@@ -94,5 +130,5 @@ def launch(
         plan.lag,
         plan.grid,
         stream=launches.stream(),
-        memory=(x, weight, out, *launches.memory),
+        memory=(*factors.memory, out, *launches.memory),
     )

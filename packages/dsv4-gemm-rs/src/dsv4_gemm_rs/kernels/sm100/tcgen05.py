@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64
 from cutlass.cutlass_dsl import dsl_user_op
@@ -151,10 +150,11 @@ def commit(
 ) -> None:
     """Arrive on `barrier`, in both CTAs of a pair, when all this thread started before is complete.
 
-    Implies `fence_before`.
+    Implies `fence_before`. The mask of CTAs is put into a register by hand: as an immediate, which is what
+    the compiler makes of a constant operand, the assembler of CUDA 12.9 refuses it ("Arguments mismatch").
 
     PTX: `tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [b];` or, for a pair,
-    `tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [b], 3;`
+    `tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [b], mask;`
     (9.7.18.12.1)
     """
     head = f"tcgen05.commit.cta_group::{config.cluster}.mbarrier::arrive::one.shared::cluster"
@@ -163,8 +163,9 @@ def commit(
         cute.arch.inline_ptx(f"{head}.b64 [{{$r0}}];", read_only_args=[address], loc=loc, ip=ip)
     else:
         cute.arch.inline_ptx(
-            f"{head}.multicast::cluster.b64 [{{$r0}}], {{$r1}};",
-            read_only_args=[address, cutlass.Int16(3)],
+            "{\n\t.reg .b16 mask;\n\tmov.b16 mask, 3;\n\t"
+            f"{head}.multicast::cluster.b64 [{{$r0}}], mask;\n\t}}",
+            read_only_args=[address],
             loc=loc,
             ip=ip,
         )

@@ -39,9 +39,8 @@ from dsv4_symm_mem.device.exchange import (
     Exchange,
     ExchangeArguments,
     count_in,
-    is_aborted,
+    enter,
     leave,
-    report_abort,
     slot_address,
     wait_for_peers,
 )
@@ -289,13 +288,7 @@ class GemmReduceScatter:
                 cute.arch.mbarrier_init(published + i, 1)
             for i in cutlass.range_constexpr(BOUNCES):
                 cute.arch.mbarrier_init(call.loaded + i, 1)
-            word = Int32(0)
-            if is_aborted(exchange):
-                word = Int32(1)
-                report_abort(exchange)
-            cute.arch.store(halted_word, word)
-            # A halted CTA counts as aborted: others may have started before the abort and store tiles yet.
-            cute.arch.store(aborted_word, word)
+            enter(exchange, halted_word, aborted_word)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.cluster > 1):
             cute.arch.cluster_arrive()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`full-report`: everything worth knowing of a machine with GPUs in one file, to be sent back.
+
+Contract: each step is a process of its own with a time limit, so that one that fails, hangs or takes the
+driver down costs that step and no other; what it printed last is kept. The file is written anew after every
+step, so it is worth sending whenever the command ends. It holds what these commands print: names of devices,
+versions, times; command lines and paths are among it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from dsv4_symm_mem.compiled import gpu_arch
+from dsv4_symm_mem.errors import UnsupportedError
+
+from dsv4_gemm_rs._version import __version__
+from dsv4_gemm_rs.bench.report import today
+from dsv4_gemm_rs.cli.results import require_writable
+
+LIMIT_SECONDS = 1800
+KEPT_CHARACTERS = 8000
+"""Of what a step prints."""
+TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+GROUPS = (2, 4, 8)
+"""Numbers of ranks that are run where there are as many GPUs."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        name: For people.
+        command: Its words.
+        result: File of JSON that it writes; None if it prints JSON or plain text.
+        limit_s: Seconds it may take.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    result: Path | None = None
+    limit_s: float = LIMIT_SECONDS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step.
+
+    Attributes:
+        name, command: Of the step.
+        exit: Its exit code; None where it was ended at its limit or could not be started.
+        seconds: Time it took.
+        output: The end of what it printed.
+        result: What it wrote or printed as JSON, or None.
+    """
+
+    name: str
+    command: str
+    exit: int | None
+    seconds: float
+    output: str
+    result: Any
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "full-report", help="correctness, benchmarks and the machine in one file; needs GPUs, takes an hour"
+    )
+    parser.add_argument("--output", type=Path, default=Path("dsv4-report.json"))
+    parser.add_argument("--list", action="store_true", help="print the steps' commands, and run none")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run every step; returns 1 if one failed."""
+    gpus = torch.cuda.device_count()
+    if not gpus and not options.list:
+        raise UnsupportedError("full-report needs at least one GPU that PyTorch can use")
+    arch = gpu_arch(torch.cuda.get_device_capability(0)) if gpus else "sm_100a"
+    require_writable(options.output)
+    with tempfile.TemporaryDirectory(prefix="dsv4-report-") as folder:
+        steps = list(steps_for(gpus or max(GROUPS), arch, Path(folder)))
+        if options.list:
+            print("\n".join(f"{step.name}: {' '.join(step.command)}" for step in steps))
+            return 0
+        outcomes: list[Outcome] = []
+        for number, step in enumerate(steps, 1):
+            print(f"[{number}/{len(steps)}] {step.name} ...", flush=True)
+            outcomes.append(perform(step))
+            made = outcomes[-1]
+            verdict = "done" if made.exit == 0 else f"FAILED (exit {made.exit})"
+            print(f"[{number}/{len(steps)}] {step.name}: {verdict} in {made.seconds:.0f} s", flush=True)
+            write(options.output, outcomes)
+    failed = [made.name for made in outcomes if made.exit != 0]
+    print(f"\nwritten: {options.output}; failed steps: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
+
+
+def steps_for(gpus: int, arch: str, folder: Path) -> Iterator[Step]:
+    """The steps on a machine with that many GPUs of `arch`; results go to `folder`."""
+
+    def ours(
+        name: str, *words: str, ranks: int = 0, result: str = "", limit_s: float = LIMIT_SECONDS
+    ) -> Step:
+        launcher: tuple[str, ...] = (sys.executable, "-m")
+        if ranks:
+            launcher += ("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m")
+        file = folder / result if result else None
+        output = ("--output", str(file)) if file else ()
+        return Step(name, (*launcher, "dsv4_gemm_rs.cli.main", *words, *output), file, limit_s)
+
+    groups = [ranks for ranks in GROUPS if ranks <= gpus]
+    for question in (("-q",), ("topo", "-m")):
+        yield Step(f"nvidia-smi {' '.join(question)}", ("nvidia-smi", *question), limit_s=60)
+    yield ours("compile", "compile", "--arch", arch)
+    yield ours("doctor", "doctor", "--json", ranks=gpus if gpus > 1 else 0)
+    yield ours("start-up", "bench-start", "--arch", arch, result="start.json")
+    yield ours("compiled kernels", "inspect", "--arch", arch, result="static.json")
+    yield ours("correctness, 2 virtual ranks", "verify", "--ranks", "2", "--json")
+    for ranks in groups:
+        yield ours(f"correctness, {ranks} GPUs", "verify", "--json", ranks=ranks)
+    if groups:
+        yield ours("link", "bench-link", ranks=2, result="link.json")
+    measured = []
+    for ranks in groups or [2]:
+        name = f"bench-{ranks}.json"
+        measured.append(str(folder / name))
+        where = f"{ranks} GPUs" if groups else f"{ranks} virtual ranks"
+        chosen = () if groups else ("--ranks", str(ranks))
+        words = ("bench", "--workspaces", "6", "--samples", "20", "--tokens", *map(str, TOKENS), *chosen)
+        yield ours(f"benchmark, {where}", *words, ranks=ranks if groups else 0, result=name)
+    yield ours("model beside benchmarks", "model", "--measured", *measured, result="model.json")
+
+
+def perform(step: Step) -> Outcome:
+    """Run a step to its end or its limit."""
+    started = time.perf_counter()
+
+    def outcome(code: int | None, output: str, result: Any = None) -> Outcome:
+        seconds = time.perf_counter() - started
+        return Outcome(step.name, " ".join(step.command), code, seconds, output[-KEPT_CHARACTERS:], result)
+
+    if shutil.which(step.command[0]) is None:
+        return outcome(None, f"there is no {step.command[0]}")
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+        # Its own session: the limit ends its ranks, too.
+        process = subprocess.Popen(
+            step.command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(step.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        printed.seek(0)
+        output = printed.read()
+    return outcome(code, output, _result(step, output))
+
+
+def _result(step: Step, output: str) -> Any:
+    """What the step wrote, or the last of its lines or the end of its output that is JSON."""
+    if step.result is not None:
+        try:
+            return json.loads(step.result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+    for start in (
+        i for i in range(len(output)) if output.startswith("{", i) and (i == 0 or output[i - 1] == "\n")
+    ):
+        try:
+            return json.loads(output[start:])
+        except ValueError:
+            continue
+    return None
+
+
+def write(path: Path, outcomes: list[Outcome]) -> None:
+    """Write the file whole or not at all."""
+    held = {
+        "name": "full-report",
+        "version": __version__,
+        "date": today(),
+        "steps": [asdict(made) for made in outcomes],
+    }
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
