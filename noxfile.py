@@ -29,10 +29,10 @@ nox.options.error_on_external_run = True
 
 PACKAGES = layers()
 TEST_SESSIONS = {f"tests-{each.short_name}": each for each in PACKAGES}
-nox.options.sessions = ["lint", "types", "tests", *TEST_SESSIONS, "wheels", "integration", "docs"]
+nox.options.sessions = ["lint", "types", "tests", *TEST_SESSIONS, "wheels", "integration", "vllm", "docs"]
 
 CONSTRAINTS = str(ROOT / "constraints.txt")
-ON_CPU = "not gpu and not multi_gpu and not multiprocess_cpu and not long"
+ON_CPU = "not gpu and not multi_gpu and not multiprocess_cpu and not long and not vllm"
 
 
 def group(name: str) -> list[str]:
@@ -177,6 +177,18 @@ def torchrun(session: nox.Session, ranks: int, *arguments: str) -> None:
             if text := log.read_text(encoding="utf-8", errors="replace").strip():
                 session.log(f"rank {log.parent.name}, {log.stem}:\n{text}")
         raise
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """The plugin against the real vLLM, on the CPU: plugin loading, model functions, benchmark client."""
+    scratch(session)
+    tested = package("dsv4-vllm-integration")
+    install_everything(session, *group("test"), "-r", str(tested.tests / "requirements-vllm.txt"))
+    # Their own requirements hold PyTorch 2.14 and GPU libraries.
+    install(session, "--no-deps", "vllm==0.33.0", "compressed-tensors==0.17.0")
+    session.env["OMP_NUM_THREADS"] = "1"
+    pytest(session, "-p", "tools.require_pass", "-m", "vllm", str(tested.tests), *session.posargs)
 
 
 @nox.session

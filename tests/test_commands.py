@@ -30,7 +30,7 @@ def sessions() -> dict[str, bool]:
 
 
 def test_sessions(sessions: dict[str, bool]) -> None:
-    without_gpu = {"lint", "types", "tests", "wheels", "integration", "docs"}
+    without_gpu = {"lint", "types", "tests", "wheels", "integration", "vllm", "docs"}
     without_gpu |= {f"tests-{package.short_name}" for package in layers()}
     on_request = {"gpu", "gpu_tp2", "gpu_tp4", "gpu_tp8", "demo", "bench", "emulate_long"}
     assert {name for name, default in sessions.items() if default} == without_gpu

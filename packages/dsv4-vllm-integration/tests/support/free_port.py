@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A port that nothing listens on."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """Free now; another program may take it before it is used."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
