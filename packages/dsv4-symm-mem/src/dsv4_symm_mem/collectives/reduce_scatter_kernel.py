@@ -32,9 +32,8 @@ from dsv4_symm_mem.device.exchange import (
     ExchangeArguments,
     base_of,
     count_in,
-    is_aborted,
+    enter,
     leave,
-    report_abort,
     slot_address,
     wait_for_peers,
 )
@@ -231,13 +230,7 @@ class ReduceScatter:
             for i in cutlass.range_constexpr(PUBLICATIONS):
                 cute.arch.mbarrier_init(call.stored + i, DATA_WARPS)
                 cute.arch.mbarrier_init(call.published + i, 1)
-            word = Int32(0)
-            if is_aborted(exchange):
-                word = Int32(1)
-                report_abort(exchange)
-            cute.arch.store(storage.halted.ptr, word)
-            # A halted CTA counts as aborted: others may have started before the abort and store tiles yet.
-            cute.arch.store(storage.aborted.ptr, word)
+            enter(exchange, storage.halted.ptr, storage.aborted.ptr)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         halted = cute.arch.load(storage.halted.ptr, Int32) != 0

@@ -136,6 +136,20 @@ def report_abort(exchange: Exchange) -> None:
 
 
 @cute.jit
+def enter(exchange: Constexpr[Exchange], halted: cute.Pointer, aborted: cute.Pointer) -> None:
+    """Set a CTA's two shared-memory words, as one thread: 1 where the call is ended before it begins, else 0.
+
+    A halted CTA counts as aborted: others may have started before the abort and store tiles yet.
+    """
+    word = Int32(0)
+    if is_aborted(exchange):
+        word = Int32(1)
+        report_abort(exchange)
+    cute.arch.store(halted, word)
+    cute.arch.store(aborted, word)
+
+
+@cute.jit
 def _kind_of_silence(exchange: Constexpr[Exchange], source: Int32) -> Int32:
     """Whether `source` is late, or in this call with another shape and so raised other flags than awaited."""
     kind = Int32(int(AbortKind.TIMEOUT))
