@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from dsv4_mhc.bench.bytes import STREAM_UNITS, floor_bytes
+from dsv4_mhc.bench.checks import CHAIN, checks
 from dsv4_mhc.bench.report import markdown
 from dsv4_mhc.cli import main as cli
 from dsv4_mhc.compile import Variant, variants
@@ -62,10 +64,58 @@ def test_floor_of_the_seam() -> None:
 
 def test_markdown_has_a_table_for_each_hidden_size() -> None:
     rows = [
-        {"case": "post", "tokens": 1, "hidden": 4096, "floor_us": 1.0, "warm_us": 1.5, "cold_us": 2.0},
-        {"case": "post", "tokens": 8, "hidden": 4096, "floor_us": 1.0, "error": "RuntimeError: no"},
-        {"case": "post", "tokens": 1, "hidden": 5120, "floor_us": 1.0, "warm_us": 1.5, "cold_us": 4.0},
+        {
+            "measure": "mhc",
+            "case": "post",
+            "tokens": 1,
+            "hidden": 4096,
+            "floor_us": 1.0,
+            "warm_us": 1.5,
+            "cold_us": 2.0,
+        },
+        {
+            "measure": "mhc",
+            "case": "post",
+            "tokens": 8,
+            "hidden": 4096,
+            "floor_us": 1.0,
+            "error": "RuntimeError: no",
+        },
+        {
+            "measure": "mhc",
+            "case": "post",
+            "tokens": 1,
+            "hidden": 5120,
+            "floor_us": 1.0,
+            "warm_us": 1.5,
+            "cold_us": 4.0,
+        },
     ]
-    text = markdown({"device": "a GPU", "bandwidth_bytes_per_us": 4.3e6, "rows": rows})
+    machine = {"device": "a GPU", "copy_bytes_per_us": 4.3e6}
+    missed = [{"name": "post", "value": 2.0, "target": 1.0, "holds": False}]
+    text = markdown({"machine": machine, "rows": rows, "checks": missed})
     assert "| post | 2.0 (0.50) | failed |" in text
     assert text.count("H = ") == 2
+    assert "0 of 1 checks hold" in text
+
+
+def test_checks_follow_the_rows() -> None:
+    def row(case: str, tokens: int, cold: float, floor: float = 1.0) -> dict[str, Any]:
+        return {"case": case, "tokens": tokens, "hidden": 5120, "cold_us": cold, "floor_us": floor}
+
+    rows = [
+        row("seam_shifted", 8192, 214.0, 195.0),
+        row(CHAIN, 8192, 380.0),
+        row("seam_shifted", 8, 6.0),
+        row("seam_coupled", 8, 9.5),
+        {**row("post", 8, 1.0), "error": "RuntimeError"},
+    ]
+    errors = [{"hidden": 5120, "name": "pre", "ours": 1e-6, "tf32": 1e-4}]
+    found = {check["name"]: check["holds"] for check in checks(rows, errors)}
+    assert found["H=5120, T=8192: seam_shifted, µs"]
+    assert found["H=5120, T=8192: seam_shifted / floor"]
+    assert found[f"H=5120, T=8192: seam_shifted / {CHAIN}"]
+    assert found["H=5120, T=8: seam_shifted, µs"]
+    assert not found["H=5120, T=8: seam_coupled, µs"]
+    assert found["H=5120: largest error of pre / TF32's"]
+    assert len(found) == 6

@@ -10,7 +10,7 @@ import torch
 from dsv4_mhc import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mhc_support import Problem, assert_rounded, ulps
+from mhc_support import Problem, assert_input, assert_rounded, ulps
 
 HIDDEN = 192
 
@@ -187,3 +187,19 @@ def test_scale_layout() -> None:
             place = (row // 128 * 2 + block // 4) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
             assert flat[place] == scale[row, block]
     assert int(flat.int().sum()) == int(scale.int().sum())
+
+
+def test_bounds_of_an_input_leave_no_room_for_a_neighbour() -> None:
+    problem = Problem.make(2, HIDDEN)
+    arguments = (problem.residual, problem.carried, problem.norm_weight)
+    y = reference.sublayer_input(*arguments)
+    assert_input(y, *arguments)
+    wrong = 0
+    for column in range(32):
+        moved = y.clone()
+        moved.view(torch.int16)[1, column] += 1
+        try:
+            assert_input(moved, *arguments)
+        except AssertionError:
+            wrong += 1
+    assert wrong >= 31

@@ -14,6 +14,7 @@ STREAM_UNITS = {
     "mean": 5.0,
     "post": 9.0,
     "collapse": 5.0,
+    "collapse_bare": 5.0,
     "pre_coupled": 5.0,
     "pre_shifted": 5.0,
     "seam_coupled": 10.0,
@@ -28,6 +29,7 @@ STREAM_UNITS = {
 COEFFICIENT_BYTES = {
     "post": 80,
     "collapse": PRE,
+    "collapse_bare": PRE,
     "pre_coupled": COEFFICIENTS,
     "pre_shifted": COEFFICIENTS + PRE,
     "seam_coupled": 80 + COEFFICIENTS,

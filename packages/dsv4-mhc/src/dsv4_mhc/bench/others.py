@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other projects' kernels, where they are installed, as calls to measure beside ours.
 
-`tile_kernels` (DeepSeek's TileKernels, from 2.0 on) has the post map, and coefficients with collapse from a
-projection that it leaves to others. A coupled seam competes with the chain that it makes with the fastest
-projection at hand, cuBLAS in BF16 with high and low parts of the weights, and torch's RMSNorm. That chain is
-flattered: nobody in it computes the sum of squares.
+`tile_kernels` (DeepSeek's TileKernels, from 2.0 on) has the post map, the collapse, and coefficients with
+collapse from a projection that it leaves to others. A seam competes with the chain that it makes with the
+fastest projection at hand, cuBLAS in BF16 with high and low parts of the weights, and torch's RMSNorm. That
+chain is flattered: nobody in it computes the sum of squares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EPS = 1e-6
 def tile_kernels_calls(o: Operands) -> dict[str, Callable[[], None]]:
     """Calls by the name of the case that they compare with; empty where TileKernels is missing or older."""
     try:
-        from tile_kernels.mhc import mhc_post_fwd, mhc_pre_big_fuse_fwd
+        from tile_kernels.mhc import mhc_post_fwd, mhc_pre_apply_mix_fwd, mhc_pre_big_fuse_fwd
     except ImportError:
         return {}
     tokens, hidden = o.output.shape
@@ -51,6 +51,7 @@ def tile_kernels_calls(o: Operands) -> dict[str, Callable[[], None]]:
 
     return {
         "post/tile_kernels": post,
+        "collapse/tile_kernels": lambda: mhc_pre_apply_mix_fwd(o.residual, o.carried, o.y),
         "pre_coupled/tile_kernels_without_projection": lambda: fuse(o.residual),
         "seam_coupled/tile_kernels_chain": chain,
     }

@@ -17,14 +17,15 @@ def cell(row: dict[str, Any] | None) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as text."""
-    copy = report["bandwidth_bytes_per_us"] / 1e6
+    copy = report["machine"]["copy_bytes_per_us"] / 1e6
+    timed = [row for row in report["rows"] if row["measure"] == "mhc"]
     lines = [
         "<!-- SPDX-License-Identifier: Apache-2.0 -->",
-        f"{report['device']}, measured copy {copy:.2f} TB/s. Microseconds of a call in a CUDA graph with a",
-        "cold L2, in brackets the floor (bytes over measured copy bandwidth) over that.",
+        f"{report['machine']['device']}, measured copy {copy:.2f} TB/s. Microseconds of a call in a CUDA",
+        "graph with a cold L2, in brackets the floor (bytes over measured copy bandwidth) over that.",
     ]
-    for hidden in dict.fromkeys(row["hidden"] for row in report["rows"]):
-        rows = [row for row in report["rows"] if row["hidden"] == hidden]
+    for hidden in dict.fromkeys(row["hidden"] for row in timed):
+        rows = [row for row in timed if row["hidden"] == hidden]
         tokens = list(dict.fromkeys(row["tokens"] for row in rows))
         found = {(row["case"], row["tokens"]): row for row in rows}
         lines += ["", f"H = {hidden}", "", "| case | " + " | ".join(map(str, tokens)) + " |"]
@@ -32,4 +33,11 @@ def markdown(report: dict[str, Any]) -> str:
         for case in dict.fromkeys(row["case"] for row in rows):
             cells = " | ".join(cell(found.get((case, count))) for count in tokens)
             lines.append(f"| {case} | {cells} |")
+    missed = [check for check in report["checks"] if not check["holds"]]
+    lines += [
+        "",
+        f"{len(report['checks']) - len(missed)} of {len(report['checks'])} checks hold. Missed:",
+        "",
+    ]
+    lines += [f"* {check['name']} = {check['value']:.3f} (target {check['target']:.3g})" for check in missed]
     return "\n".join(lines) + "\n"

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import platform
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import dsv4_mhc
+from dsv4_mhc.bench.accuracy import coefficient_errors
 from dsv4_mhc.bench.bytes import STREAM_UNITS, floor_bytes
+from dsv4_mhc.bench.checks import checks
 from dsv4_mhc.bench.others import tile_kernels_calls
 from dsv4_mhc.bench.timing import copy_bandwidth, graph_median
 from dsv4_mhc.errors import UnsupportedError
@@ -20,7 +27,10 @@ from dsv4_mhc.plan import Quant
 L2_TIMES = 2.5
 """A cold run's operands are this many times the L2."""
 SETS = 64
-"""At most so many sets of operands."""
+"""At most so many sets of operands: with few tokens the weights alone, of which each set has its own, exceed
+the L2, as those of a model's layers do; the streams do not, nor do they in a model, which has just written
+them."""
+DISTRIBUTIONS = ("dsv4-mhc", "torch", "tilelang", "apache-tvm-ffi", "tile-kernels")
 
 
 class Operands:
@@ -49,7 +59,7 @@ class Operands:
 
 
 def make_weights(hidden: int) -> dict[str, torch.Tensor]:
-    """Weights that all sets share, as the calls of a layer do."""
+    """The weights of a site."""
     fn = torch.randn(24, 4 * hidden, device="cuda") * (4 * hidden) ** -0.5
     return {
         "weight": dsv4_mhc.pack_weight(fn),
@@ -75,6 +85,8 @@ def call(case: str, o: Operands) -> None:
         dsv4_mhc.post(o.residual, *done, out=o.residual_out)
     elif case == "collapse":
         dsv4_mhc.collapse(o.residual, o.carried, norm_weight=w["norm"], out=o.y)
+    elif case == "collapse_bare":
+        dsv4_mhc.collapse(o.residual, o.carried, out=o.y)
     elif case == "pre_coupled":
         dsv4_mhc.pre(o.residual, *projection, norm_weight=w["norm"], out=only)
     elif case == "pre_shifted":
@@ -141,10 +153,9 @@ def run(
     names = [name for name in STREAM_UNITS if cases is None or name.startswith(tuple(cases))]
     for width in hidden:
         for count in tokens:
-            weights = make_weights(width)
             one = 11 * count * width * 2
             wanted = min(SETS, max(2, round(L2_TIMES * properties.L2_cache_size / one) + 1))
-            sets = [Operands(count, width, weights) for _ in range(wanted)]
+            sets = [Operands(count, width, make_weights(width)) for _ in range(wanted)]
             tasks: dict[str, list[Callable[[], None]]] = {
                 name: [partial(call, name, operands) for operands in sets] for name in names
             }
@@ -153,7 +164,7 @@ def run(
                 tasks |= {name: [calls[name] for calls in every] for name in every[0]}
             for name, calls in tasks.items():
                 floor = floor_bytes(name.split("/")[0], count, width) / bandwidth
-                row = {"case": name, "tokens": count, "hidden": width, "floor_us": floor}
+                row = {"measure": "mhc", "case": name, "tokens": count, "hidden": width, "floor_us": floor}
                 try:
                     row["warm_us"] = graph_median(calls[:1], 20, samples)
                     row["cold_us"] = graph_median(calls, max(1, 20 // len(calls)), samples)
@@ -162,12 +173,40 @@ def run(
                 rows.append(row)
                 progress(str(row))
             del sets, tasks
+    errors = [row for width in hidden for row in coefficient_errors(width)]
+    return {
+        "name": "mhc",
+        "machine": {**machine(), "copy_bytes_per_us": bandwidth},
+        "versions": versions(),
+        "command": "dsv4-mhc " + shlex.join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rows": [*rows, *errors],
+        "checks": checks(rows, errors),
+        "schema": 1,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The GPU that is measured, and what drives it."""
+    properties = torch.cuda.get_device_properties(0)
+    version = Path("/sys/module/nvidia/version")
     return {
         "device": properties.name,
-        "bandwidth_bytes_per_us": bandwidth,
+        "arch": 10 * properties.major + properties.minor,
+        "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "samples": samples,
-        "rows": rows,
+        "driver": version.read_text(encoding="utf-8").strip() if version.exists() else "unknown",
+        "cuda": torch.version.cuda,
+        "system": platform.platform(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Python and the distributions that are installed of those that matter."""
+    found = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

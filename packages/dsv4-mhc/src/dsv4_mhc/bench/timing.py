@@ -40,11 +40,17 @@ def graph_median(calls: Sequence[Callable[[], None]], repeats: int, samples: int
 
 
 def copy_bandwidth(megabytes: int = 512) -> float:
-    """Measured bytes a microsecond of a device copy, reads and writes counted."""
-    source = torch.empty(megabytes << 20, dtype=torch.uint8, device="cuda")
+    """Measured bytes a microsecond of a device copy, reads and writes counted.
+
+    The faster of the driver's copy and a kernel that negates: in a graph, the former may reach much less.
+    """
+    source = torch.zeros(megabytes << 18, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
 
     def copy() -> None:
         target.copy_(source)
 
-    return 2 * source.numel() / graph_median([copy], 4, 9)
+    def negate() -> None:
+        torch.neg(source, out=target)
+
+    return 2 * source.nbytes / min(graph_median([call], 4, 9) for call in (copy, negate))

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from dsv4_mhc._version import __version__
-from dsv4_mhc.compile import ARCHITECTURES, cache_folder, compile_variant, variants
-from dsv4_mhc.errors import MhcError
+from dsv4_mhc.compile import ARCHITECTURES, Variant, cache_folder, compile_variant, variants
+from dsv4_mhc.errors import ArgumentError, MhcError
 from dsv4_mhc.plan import Quant
 
 TOKENS = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -34,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     compiling.add_argument(
         "--cache", type=Path, default=None, help="folder; the server then needs TILELANG_CACHE_DIR set to it"
     )
+    compiling.add_argument("--jobs", type=int, default=1, help="processes that compile (default 1)")
     compiling.set_defaults(run=run_compile)
 
     measuring = commands.add_parser("bench", help="measure operators and seams on this machine's GPU")
@@ -46,21 +50,36 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def compile_timed(variant: Variant, arch: str) -> float:
+    """Compile or find a variant; seconds that it took."""
+    begun = time.perf_counter()
+    compile_variant(variant, arch)
+    return time.perf_counter() - begun
+
+
 def run_compile(options: argparse.Namespace) -> int:
     """Compile or find every variant; a line for each."""
+    if options.jobs < 1:
+        raise ArgumentError("jobs", options.jobs, "at least 1")
     if options.cache is not None:
         os.environ["TILELANG_CACHE_DIR"] = str(options.cache.resolve())
     start = time.perf_counter()
-    count = 0
-    for hidden in options.hidden:
-        for variant in variants(hidden, quants=options.quant, wiring=options.wiring):
-            for arch in options.arch:
-                begun = time.perf_counter()
-                compile_variant(variant, arch)
-                count += 1
-                took = time.perf_counter() - begun
-                print(f"{took:6.2f} s  {arch}  {describe(variant.module, variant.arguments)}", flush=True)
-    print(f"{count} kernels in {time.perf_counter() - start:.1f} s, in {cache_folder()}")
+    tasks = [
+        (variant, arch)
+        for hidden in options.hidden
+        for variant in variants(hidden, quants=options.quant, wiring=options.wiring)
+        for arch in options.arch
+    ]
+    with contextlib.ExitStack() as stack:
+        run: Callable[..., Iterable[float]] = map
+        if options.jobs > 1:
+            # Not forked: a child of a process with threads may wait for a lock that nobody holds.
+            pool = ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn"))
+            run = stack.enter_context(pool).map
+        seconds = run(compile_timed, *zip(*tasks, strict=True))
+        for (variant, arch), took in zip(tasks, seconds, strict=True):
+            print(f"{took:6.2f} s  {arch}  {describe(variant.module, variant.arguments)}", flush=True)
+    print(f"{len(tasks)} kernels in {time.perf_counter() - start:.1f} s, in {cache_folder()}")
     return 0
 
 

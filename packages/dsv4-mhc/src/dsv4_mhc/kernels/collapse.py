@@ -15,7 +15,7 @@ from dsv4_mhc.kernels.device import (
     load_gains,
     load_row,
     load_streams,
-    mix_target,
+    mix_streams,
     narrow,
     widen,
 )
@@ -57,9 +57,8 @@ def build(hidden: int, options: SeamOptions):
             thread = T.get_thread_binding(0)
             partial_s = T.alloc_shared((threads // 32,), FP32)
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
-            packed = T.alloc_local((1, 8), BF16)
+            packed = T.alloc_local((STREAMS, 8), BF16)
             kept = T.alloc_local((steps, 8), BF16)
-            wide = T.alloc_local((STREAMS + 1, 8), FP32)
             mixed = T.alloc_local((1, 8), FP32)
             total = T.alloc_local((1, 8), FP32)
             mean = T.alloc_local((1, 8), FP32)
@@ -77,25 +76,18 @@ def build(hidden: int, options: SeamOptions):
                 column = (step * threads + thread) * 8
                 if column < hidden:
                     load_streams(raw, residual, token, column)
-                    for i in T.unroll(STREAMS):
-                        widen(wide, i, raw, i)
-                    if options.post:
-                        load_row(raw, STREAMS, output, token, column)
-                        widen(wide, STREAMS, raw, STREAMS)
                     for v in T.unroll(8):
                         total[0, v] = T.float32(0)
                         mean[0, v] = T.float32(0)
-                    for j in T.unroll(STREAMS):
-                        if options.post:
-                            mix_target(mixed, wide, post_gain, comb_gain, j)
-                            narrow(packed, 0, mixed, 0)
-                            if options.store_residual:
+                    if options.post:
+                        load_row(raw, STREAMS, output, token, column)
+                        mix_streams(packed, raw, post_gain, comb_gain)
+                        if options.store_residual:
+                            for j in T.unroll(STREAMS):
                                 for v in T.vectorized(8):
-                                    residual_out[token, j, column + v] = packed[0, v]
-                            widen(mixed, 0, packed, 0)
-                        else:
-                            for v in T.unroll(8):
-                                mixed[0, v] = wide[j, v]
+                                    residual_out[token, j, column + v] = packed[j, v]
+                    for j in T.unroll(STREAMS):
+                        widen(mixed, 0, packed if options.post else raw, j)
                         for v in T.unroll(8):
                             total[0, v] = total[0, v] + pre_gain[j] * mixed[0, v]
                             mean[0, v] = mean[0, v] + mixed[0, v]

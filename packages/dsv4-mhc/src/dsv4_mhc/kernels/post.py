@@ -6,7 +6,7 @@ No staging: five independent 16-byte loads a thread and enough threads on an SM 
 
 import tilelang.language as T
 
-from dsv4_mhc.kernels.device import BF16, FP32, load_gains, load_row, load_streams, mix_target, narrow, widen
+from dsv4_mhc.kernels.device import BF16, FP32, load_gains, load_row, load_streams, mix_streams
 from dsv4_mhc.plan import STREAMS
 
 THREADS = 128
@@ -28,21 +28,16 @@ def build(hidden: int):
         with T.Kernel(tokens, blocks, threads=THREADS) as (token, block):
             column = (block * THREADS + T.get_thread_binding(0)) * 8
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
-            packed = T.alloc_local((1, 8), BF16)
-            wide = T.alloc_local((STREAMS + 1, 8), FP32)
-            mixed = T.alloc_local((1, 8), FP32)
+            packed = T.alloc_local((STREAMS, 8), BF16)
             post_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
             if column < hidden:
                 load_streams(raw, residual, token, column)
                 load_row(raw, STREAMS, output, token, column)
                 load_gains(post_gain, comb_gain, post_in, comb_in, token)
-                for i in T.unroll(STREAMS + 1):
-                    widen(wide, i, raw, i)
+                mix_streams(packed, raw, post_gain, comb_gain)
                 for j in T.unroll(STREAMS):
-                    mix_target(mixed, wide, post_gain, comb_gain, j)
-                    narrow(packed, 0, mixed, 0)
                     for v in T.vectorized(8):
-                        residual_out[token, j, column + v] = packed[0, v]
+                        residual_out[token, j, column + v] = packed[j, v]
 
     return mhc_post
