@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from dsv4_gemm_rs.cli import full_report, verify
+from dsv4_gemm_rs.cli import (
+    bench,
+    bench_link,
+    bench_start,
+    compile_kernels,
+    doctor,
+    full_report,
+    inspect_kernels,
+    model,
+    verify,
+)
 from dsv4_gemm_rs.cli.full_report import Outcome, Step, perform, steps_for
 from dsv4_gemm_rs.cli.main import main
 from dsv4_gemm_rs.kernels.families import Family, Operand
@@ -25,8 +35,8 @@ ARGUMENTS = ["verify", "--ranks", "2", "--device", "cpu", "--tokens", "1", "7", 
 def test_verify_on_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ARGUMENTS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    # BF16 in one form and MXFP8 in two, each with two lengths.
-    assert (found["checked"], found["wrong"]) == (6, 0)
+    # A reduce-scatter of BF16 in one form and of MXFP8 in two, an all-reduce of each, with two lengths.
+    assert (found["checked"], found["wrong"]) == (10, 0)
     assert {row["kind"] for row in found["rows"]} == {"bf16", "mxfp8"}
 
 
@@ -37,10 +47,11 @@ def test_verify_says_what_is_wrong(
         out.fill_(7.0 if workspace.rank == 1 else 0.0)
 
     monkeypatch.setattr(verify, "gemm_rs", spoiled)
+    monkeypatch.setattr(verify, "gemm_ar", spoiled)
     assert main(ARGUMENTS) == 1
     text = capsys.readouterr().out
-    assert text.count("WRONG: ") == 6
-    assert "0 of 6 calls are right" in text
+    assert text.count("WRONG: ") == 10
+    assert "0 of 10 calls are right" in text
 
 
 def test_verify_launches_every_configuration(
@@ -79,6 +90,22 @@ def test_steps_suit_the_number_of_gpus(tmp_path: Path) -> None:
         assert ("--nproc-per-node=4" in step.command) == ("4 GPUs" in step.name or step.name == "doctor")
         if step.result is not None:
             assert step.command[-2:] == ("--output", str(step.result))
+
+
+def test_every_step_is_a_command_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+
+    def noted(options: Any) -> int:
+        parsed.append(options.command)
+        return 0
+
+    for module in (bench, bench_link, bench_start, compile_kernels, doctor, inspect_kernels, model, verify):
+        monkeypatch.setattr(module, "run", noted)
+    ours = [step for gpus in (1, 4) for step in steps_for(gpus, "sm_100a", tmp_path) if len(step.command) > 4]
+    for step in ours:
+        assert main(step.command[step.command.index("dsv4_gemm_rs.cli.main") + 1 :]) == 0
+    assert len(parsed) == len(ours)
+    assert set(parsed) >= {"compile", "doctor", "verify", "bench", "bench-link", "bench-start", "inspect"}
 
 
 def test_steps_that_fail_hang_print_or_write(tmp_path: Path) -> None:

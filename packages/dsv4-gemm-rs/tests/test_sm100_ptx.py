@@ -180,6 +180,14 @@ def test_orders(config: KernelConfig) -> None:
     # A peer's tile is acquired, handed to the async proxy, loaded.
     pieces = [code for code in codes if code.startswith("cp.async.bulk.tensor.2d")][-1]
     positions_in_order(codes, "ld.acquire.sys.global.b64", "fence.proxy.async", pieces)
+    # A piece is read by every lane before the copy engine may write the next one over it.
+    positions_in_order(
+        codes,
+        "ld.shared.v4.b32",
+        "fence.proxy.async.shared::cta",
+        "bar.warp.sync",
+        "mbarrier.arrive.shared.b64",
+    )
     # A staged tile is handed to the async proxy, sent, complete at the peer, and only then announced.
     bulk_store = codes.index("cp.async.bulk.global.shared::cta.bulk_group")
     positions_in_order(

@@ -33,6 +33,7 @@ from gemm_rs_support import assert_right, problems_for
 # Workers run side by side.
 torch.set_num_threads(1)
 TILE = KernelConfig(64, 128)
+SM100_TILE = Sm100Config(Operand.MXFP8, 64)
 
 
 @cache
@@ -111,11 +112,18 @@ fused_and_unfused.ranks, fused_and_unfused.processors = 2, 1  # type: ignore[att
 
 def sm100_banks(system: Any) -> None:
     """Two ranks, two CTAs each, MXFP8 by single SMs; tokens in the second call: a bank is used again."""
-    tile = Sm100Config(Operand.MXFP8, 64)
-    _calls(system, [200, 1, 200], 128, 128, tile=tile, kind=WeightKind.MXFP8)
+    _calls(system, [200, 1, 200], 128, 128, tile=SM100_TILE, kind=WeightKind.MXFP8)
 
 
 sm100_banks.ranks, sm100_banks.processors, sm100_banks.arch = 2, 2, "sm_100a"  # type: ignore[attr-defined]
+
+
+def sm100_rings(system: Any) -> None:
+    """Two ranks, one CTA each, MXFP8 by single SMs: stages, accumulators, buffers and pieces come round."""
+    _calls(system, [384], 192, 512, tile=SM100_TILE, kind=WeightKind.MXFP8)
+
+
+sm100_rings.ranks, sm100_rings.processors, sm100_rings.arch = 2, 1, "sm_100a"  # type: ignore[attr-defined]
 
 
 def sm100_pair(system: Any) -> None:
@@ -127,15 +135,21 @@ def sm100_pair(system: Any) -> None:
 sm100_pair.ranks, sm100_pair.processors, sm100_pair.arch = 2, 2, "sm_100a"  # type: ignore[attr-defined]
 
 
-def _fused_lost(system: Any, m: int) -> None:
+def _fused_lost(
+    system: Any,
+    m: int,
+    k: int = 64,
+    tile: TileConfig = TILE,
+    kind: WeightKind = WeightKind.BF16,
+) -> None:
     """The last rank never comes: the deadline ends the call on the others, and they blame it."""
     lost = len(system.devices) - 1
-    with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=TILE):
+    with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=tile):
         group = VirtualGroup(lost + 1, emulation=system)
         spaces = group.run(
             lambda rank: Workspace.create(rank, max_tokens=m, n=128, path="fused", deadline=0.001)
         )
-        problems = _problems(lost + 1, m, 128, 64)
+        problems = _problems(lost + 1, m, 128, k, kind)
         outs = [torch.zeros((shard_length(m, lost + 1), 128), dtype=torch.bfloat16) for _ in range(lost)]
         for rank, out in enumerate(outs):
             gemm_rs(problems[rank].x, problems[rank].weight, spaces[rank], out)
@@ -167,6 +181,24 @@ def fused_lost_at_once(system: Any) -> None:
 
 fused_lost_at_once.ranks, fused_lost_at_once.processors = 3, 4  # type: ignore[attr-defined]
 fused_lost_at_once.checks = False  # type: ignore[attr-defined]
+
+
+def sm100_lost(system: Any) -> None:
+    """Two ranks with two CTAs each wait for tiles of a third; MXFP8 by single SMs."""
+    _fused_lost(system, 384, 128, SM100_TILE, WeightKind.MXFP8)
+
+
+sm100_lost.ranks, sm100_lost.processors, sm100_lost.arch = 3, 2, "sm_100a"  # type: ignore[attr-defined]
+sm100_lost.checks = False  # type: ignore[attr-defined]
+
+
+def sm100_lost_token(system: Any) -> None:
+    """Two ranks wait for a third, one of them for its token; MXFP8 by single SMs."""
+    _fused_lost(system, 1, 128, SM100_TILE, WeightKind.MXFP8)
+
+
+sm100_lost_token.ranks, sm100_lost_token.processors = 3, 1  # type: ignore[attr-defined]
+sm100_lost_token.arch, sm100_lost_token.checks = "sm_100a", False  # type: ignore[attr-defined]
 
 
 def fused_lost_token(system: Any) -> None:

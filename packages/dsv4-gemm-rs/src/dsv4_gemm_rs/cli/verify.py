@@ -18,7 +18,7 @@ from dsv4_symm_mem.accelerator import accelerator_of
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.communicator import Communicator
 
-from dsv4_gemm_rs.api import gemm_rs
+from dsv4_gemm_rs.api import gemm_ar, gemm_rs
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
 from dsv4_gemm_rs.dispatch.plan import operand_for, plan_with
 from dsv4_gemm_rs.fused import factors_of
@@ -110,8 +110,9 @@ def _check(
     allowed = allowed_error(worst_error(rounded(xs, weights), exact))
     mine = everything[rank.rank]
     operands = Operands(mine.x[:m], None, mine.weight, m)
-    for name, step in _steps(workspace, operands):
-        wanted = exact[rank.rank]
+    everywhere = torch.cat(exact)[:m]
+    for name, gathered, step in _steps(workspace, operands):
+        wanted = everywhere if gathered else exact[rank.rank]
         outs = [torch.full_like(wanted, float("nan"), dtype=torch.bfloat16) for _ in range(2)]
         for out in outs:
             # Nothing may be under way on any rank that a kernel which waits for a peer could hold up.
@@ -134,17 +135,16 @@ def _settle(rank: Communicator) -> None:
     rank.all_gather(None)
 
 
-def _steps(workspace: Workspace, operands: Operands) -> Iterator[tuple[str, Step]]:
-    """The ways to perform one call."""
+def _steps(workspace: Workspace, operands: Operands) -> Iterator[tuple[str, bool, Step]]:
+    """The ways to perform one call: a name, whether every rank gets all rows, the call."""
     x, weight = operands.x, operands.weight
     path = workspace.decide(operands.problem).path.value
-    yield f"gemm_rs, {path}", lambda out: gemm_rs(x, weight, workspace, out)
+    yield f"gemm_rs, {path}", False, lambda out: gemm_rs(x, weight, workspace, out)
+    yield f"gemm_ar, {path}", True, lambda out: gemm_ar(x, weight, workspace, out)
     if weight.kind is WeightKind.MXFP8:
         quantised = quantize_mxfp8(x)
-        yield (
-            f"gemm_rs on quantised activations, {path}",
-            lambda out: gemm_rs(quantised, weight, workspace, out),
-        )
+        name = f"gemm_rs on quantised activations, {path}"
+        yield name, False, lambda out: gemm_rs(quantised, weight, workspace, out)
     launches, machine = workspace.launches, workspace.machine
     if launches is None:
         return
@@ -153,7 +153,7 @@ def _steps(workspace: Workspace, operands: Operands) -> Iterator[tuple[str, Step
         if config.cluster <= machine.multiprocessors:
             plan = plan_with(config, machine, operands.problem)
             tile = f"tile {config.tile_m * config.cluster}x{config.tile_n}"
-            yield tile, lambda out, plan=plan: launch(plan, factors, launches, out)  # type: ignore[misc]
+            yield tile, False, lambda out, plan=plan: launch(plan, factors, launches, out)  # type: ignore[misc]
 
 
 def worst_of(by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 """Runs a kernel, or a mutant of it, against scenarios: who notices that something is wrong, and when.
 
 A scenario is a function of a `System`: it launches on the system's devices, calls `run`, and raises
-AssertionError where an answer is wrong. `ranks` and `processors` are attributes of it (1 and 4 without), and
-`checks` that may turn the standard checkers off. Every run has the memory model's; engines are slow in every
-second seed.
+AssertionError where an answer is wrong. `ranks`, `processors` and `arch` are attributes of it (1, 4 and
+sm_90a without), and `checks` that may turn the standard checkers off. Every run has the memory model's;
+engines are slow in every second seed.
 
 A run that takes twenty times the steps of the slowest clean run is given up: it hangs.
 """
@@ -76,6 +76,7 @@ def make_system(
     options: dict[str, Any] = {} if max_steps is None else {"max_steps": max_steps}
     return System(
         getattr(scenario, "ranks", 1),
+        arch=getattr(scenario, "arch", "sm_90a"),
         processors=getattr(scenario, "processors", 4),
         seed=seed,
         checks=getattr(scenario, "checks", True),

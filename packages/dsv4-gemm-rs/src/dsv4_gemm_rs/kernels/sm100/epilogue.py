@@ -22,6 +22,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32
+from dsv4_symm_mem.device.fences import fence_proxy_async_shared
 from dsv4_symm_mem.device.roles import advance
 from dsv4_symm_mem.device.vectors import add_bf16, pack_bf16, store_16, store_32
 from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BLOCK_ROWS
@@ -94,7 +95,8 @@ def _add_piece(
         at = [first + 8 * unit + i for i in range(8)]
         for index, total in zip(at, add_bf16([values[i] for i in at], words), strict=True):
             values[index] = total
-    # Every lane has read its row before the copy engine may write the next piece over it.
+    # Every lane has read its row, by ordinary loads, before the copy engine may write the next piece over it.
+    fence_proxy_async_shared()
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         cute.arch.mbarrier_arrive(pieces.empty + stage)
