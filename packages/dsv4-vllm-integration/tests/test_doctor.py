@@ -30,8 +30,8 @@ def test_a_machine_as_it_should_be() -> None:
     assert found["gemm_rs"][0] == found["mhc"][0] == "depends"
     assert "160 MiB" in found["gemm_rs"][1]
     assert "sequence parallelism" in found["gemm_rs"][2]
-    reason = "asked for, but this version does not yet put gemm_ar of dsv4-gemm-rs into vLLM"
-    assert found["gemm_ar"][:2] == ("off", reason)
+    assert found["gemm_ar"][:2] == found["gemm_rs"][:2]
+    assert "without sequence parallelism" in found["gemm_ar"][2]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def test_a_machine_as_it_should_be() -> None:
         ({"settings": Settings()}, "gemm_rs", "VLLM_DSV41_GEMM_RS is not 1", "export VLLM_DSV41_GEMM_RS=1"),
         ({"versions": {"vllm": "0.32.0"}}, "mhc", "found 0.32.0", "install vLLM 0.33.x"),
         ({"versions": {}}, "gemm_rs", "vLLM is not installed", "install vLLM 0.33.x"),
+        ({"settings": Settings()}, "gemm_ar", "VLLM_DSV41_GEMM_AR is not 1", "export VLLM_DSV41_GEMM_AR=1"),
+        ({"archs": (80,)}, "gemm_ar", "no fused kernel for sm_80, only for sm_90", ""),
         ({"archs": ()}, "gemm_rs", "sees no GPU", "where the server runs"),
         ({"archs": (90, 120)}, "gemm_rs", "no fused kernel for sm_120, only for sm_90", ""),
         ({"versions": {"vllm": "0.33.0"}}, "mhc", "TileLang is not installed", "pip install tilelang"),

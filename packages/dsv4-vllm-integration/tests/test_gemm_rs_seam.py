@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import torch
-from dsv4_gemm_rs import quantize_mxfp8
-from dsv4_gemm_rs.quantize import ScaleLayout
-from dsv4_gemm_rs.reference import dequantize, gemm_reduce_scatter, tolerance
-from vllm_layers import random_activations, random_weight
+from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance
+from vllm_operands import KINDS, exact_operands, tensor
 from vllm_ranks import run_ranks
 from vllm_scenarios import (
-    K,
     N,
     decline,
     fail_later,
@@ -33,35 +29,6 @@ ON = {
     "DSV4_GEMM_RS_PATH": "host",
     "VLLM_PLUGINS": "dsv4",
 }
-KINDS = [
-    "bf16",
-    "FlashInferCutedslMxfp8LinearKernel",
-    "FlashInferCutlassMxfp8LinearKernel",
-    "MarlinMxfp8LinearKernel",
-]
-
-
-def tensor(data: bytes) -> torch.Tensor:
-    loaded: torch.Tensor = torch.load(io.BytesIO(data))
-    return loaded
-
-
-def exact_operands(kind: str, m: int, load: int, world_size: int) -> tuple[list[Any], list[Any]]:
-    """Every rank's activations and weight as the product sees them."""
-    xs, ws = [], []
-    for rank in range(world_size):
-        x, w = random_activations(m, K, m + rank), random_weight(N, K, load + rank)
-        if kind == "bf16":
-            ws.append(w.to(torch.bfloat16).double())
-        else:
-            quantised = quantize_mxfp8(w, layout=ScaleLayout.ROW_MAJOR)
-            ws.append(dequantize(quantised.data, quantised.scale))
-        if kind.startswith("FlashInfer"):
-            seen = quantize_mxfp8(x, layout=ScaleLayout.ROW_MAJOR)
-            xs.append(dequantize(seen.data, seen.scale))
-        else:
-            xs.append(x.double())
-    return xs, ws
 
 
 @pytest.mark.parametrize(("kind", "world_size"), [(kind, 2) for kind in KINDS] + [(KINDS[1], 4), ("bf16", 3)])
@@ -168,7 +135,7 @@ def test_what_the_gate_reads_is_there_in_vllm_s_configuration() -> None:
 
 
 def test_more_ranks_than_supported() -> None:
-    from dsv4_vllm_integration.seams.gemm_rs import obstacle
+    from dsv4_vllm_integration.seams.enabling import obstacle
     from dsv4_vllm_integration.switches import Settings
     from vllm_layers import configuration
 

@@ -16,7 +16,7 @@ from vllm_scenarios import ask_stock, load, load_only
 pytestmark = pytest.mark.vllm
 
 UNSET = {"gemm_rs": "unset", "gemm_ar": "unset", "mhc": "unset"}
-ARMED = {"gemm_rs": "armed", "gemm_ar": "off", "mhc": "armed"}
+ARMED = {"gemm_rs": "armed", "gemm_ar": "armed", "mhc": "armed"}
 ON = {"VLLM_DSV41_GEMM_RS": "1", "VLLM_DSV41_GEMM_AR": "1", "VLLM_DSV41_MHC": "1"}
 
 FRESH = """

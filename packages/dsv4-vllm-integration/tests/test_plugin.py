@@ -45,8 +45,7 @@ def test_armed_once(caplog: pytest.LogCaptureFixture) -> None:
             plugin.register()
     assert state_of(Feature.GEMM_RS).status is Status.ARMED
     assert state_of(Feature.MHC).status is Status.ARMED
-    assert state_of(Feature.GEMM_AR).status is Status.OFF
-    assert state_of(Feature.GEMM_AR).reason == plugin.NOT_WIRED
+    assert state_of(Feature.GEMM_AR).status is Status.ARMED
     lines = [record for record in caplog.records if record.name == "vllm.dsv4_vllm_integration"]
     assert len(lines) == len(Feature)
 
@@ -103,7 +102,7 @@ def test_signatures_are_compared_by_name_and_kind() -> None:
 def test_registering_imports_neither_torch_nor_vllm() -> None:
     program = (
         "import sys, os\n"
-        "os.environ.update(VLLM_DSV41_GEMM_RS='1', VLLM_DSV41_MHC='1')\n"
+        "os.environ.update(VLLM_DSV41_GEMM_RS='1', VLLM_DSV41_GEMM_AR='1', VLLM_DSV41_MHC='1')\n"
         "import dsv4_vllm_integration.plugin as plugin\n"
         "plugin.vllm_version = lambda: '0.33.0'\n"
         "plugin._make_known = lambda names: None\n"

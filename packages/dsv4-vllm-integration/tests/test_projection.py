@@ -10,6 +10,7 @@ import torch
 from dsv4_gemm_rs import Mxfp8, ScaleLayout, Workspace, quantize_mxfp8
 from dsv4_gemm_rs.reference import allowed_error, dequantize, gemm_reduce_scatter, rounded, worst_error
 from dsv4_symm_mem import VirtualGroup, VirtualRank
+from dsv4_vllm_integration.seams.endings import AllReduceProjection, ReduceScatterProjection
 from dsv4_vllm_integration.seams.group import TensorParallelGroup
 from dsv4_vllm_integration.seams.projection import FusedProjection
 from stand_ins import KERNELS, Layer
@@ -27,16 +28,21 @@ class Bound:
     Loading and settling run on all ranks at once, calls from this thread on each rank's stream in turn.
     """
 
-    def __init__(self, size: int, n: int, k: int, kind: str, device: str, path: str, most: int = 300) -> None:
+    def __init__(
+        self, size: int, n: int, k: int, kind: str, device: str, path: str, reduces: bool = False
+    ) -> None:
         self.group = VirtualGroup(size, device)
         self.kind = kind
 
         def bind(rank: VirtualRank) -> tuple[FusedProjection, Layer]:
-            workspace = Workspace.create(rank, max_tokens=most, n=n, path=path)
-            projection = FusedProjection(
-                TensorParallelGroup(rank, rank, rank.device), workspace, 3, lambda x: x
+            workspace = Workspace.create(rank, max_tokens=300, n=n, path=path)
+            group = TensorParallelGroup(rank, rank, rank.device)
+            projection: FusedProjection = (
+                AllReduceProjection(group, workspace, 3)
+                if reduces
+                else ReduceScatterProjection(group, workspace, 3, lambda x: x)
             )
-            layer = Layer(n, k, kind, rank.device)
+            layer = Layer(n, k, kind, rank.device, size)
             assert projection.can_run(layer), projection._declined
             return projection, layer
 
@@ -97,12 +103,19 @@ def values(x: torch.Tensor) -> torch.Tensor:
 
 
 def assert_right(
-    outs: list[torch.Tensor], xs: list[torch.Tensor], weights: list[torch.Tensor], kind: str
+    outs: list[torch.Tensor],
+    xs: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    kind: str,
+    reduces: bool = False,
 ) -> None:
     seen = [values(x) if kind.startswith("FlashInfer") else x.double() for x in xs]
     ws = [w.to(torch.bfloat16).double() if kind == "bf16" else values(w) for w in weights]
     exact = gemm_reduce_scatter(seen, ws)
     allowed = allowed_error(worst_error(rounded(seen, ws), exact))
+    if reduces:
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        exact = [torch.cat(exact)[: len(xs[0])]] * len(outs)
     assert worst_error([out.cpu() for out in outs], exact) <= allowed
 
 
@@ -116,19 +129,20 @@ def assert_right(
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduces", [False, True])
 def test_every_layout_before_and_after_a_reload(
-    kind: str, device: str, path: str, size: int, n: int, k: int
+    reduces: bool, kind: str, device: str, path: str, size: int, n: int, k: int
 ) -> None:
-    bound = Bound(size, n, k, kind, device, path)
+    bound = Bound(size, n, k, kind, device, path, reduces)
     for seed in (1, 2):
         weights = weights_of(size, n, k, seed)
         bound.load(weights)
         for m in (3, 129, 300):
             xs = activations_of(size, m, k, m + seed)
-            assert_right(bound.call([x.to(device) for x in xs]), xs, weights, kind)
+            assert_right(bound.call([x.to(device) for x in xs]), xs, weights, kind, reduces)
             if kind.startswith("FlashInfer"):
                 given: list[Mxfp8] = [quantize_mxfp8(x.to(device)) for x in xs]
-                assert_right(bound.call(given), xs, weights, kind)
+                assert_right(bound.call(given), xs, weights, kind, reduces)
     assert [layer.called for _, layer in bound.ranks] == [0] * size
     bound.close()
 
@@ -136,9 +150,10 @@ def test_every_layout_before_and_after_a_reload(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_graphs_follow_changed_inputs_and_reloaded_weights(kind: str) -> None:
+@pytest.mark.parametrize("reduces", [False, True])
+def test_graphs_follow_changed_inputs_and_reloaded_weights(reduces: bool, kind: str) -> None:
     size, n, k, m = 2, 512, 256, 200
-    bound = Bound(size, n, k, kind, "cuda", "fused")
+    bound = Bound(size, n, k, kind, "cuda", "fused", reduces)
     weights = weights_of(size, n, k, 1)
     bound.load(weights)
     held = [x.cuda() for x in activations_of(size, m, k, 1)]
@@ -156,7 +171,7 @@ def test_graphs_follow_changed_inputs_and_reloaded_weights(kind: str) -> None:
             bound.load(weights)
         graph.replay()
         torch.cuda.synchronize()
-        assert_right(outs, fresh, weights, kind)
+        assert_right(outs, fresh, weights, kind, reduces)
     bound.close()
 
 
@@ -195,6 +210,20 @@ def test_layers_that_are_not_served(change: dict[str, Any], reason: str) -> None
         setattr(other, name, value)
     assert not projection.can_run(other)
     assert reason in projection._declined
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("reduce_results", False), ("tp_size", 4), ("input_is_parallel", False), ("return_bias", True)],
+)
+def test_layers_that_do_not_end_in_this_group_s_all_reduce(name: str, value: Any) -> None:
+    bound = Bound(2, 64, 128, "bf16", "cpu", "host", reduces=True)
+    projection, _ = bound.ranks[0]
+    other = Layer(64, 128, "bf16", torch.device("cpu"), 2)
+    setattr(other, name, value)
+    assert not projection.can_run(other)
+    assert not projection.follows(other)
+    assert f"its {name} is {value}, expected" in projection._declined
 
 
 @pytest.mark.parametrize("kind", list(KERNELS))

@@ -19,26 +19,27 @@ from typing import Any
 
 from dsv4_vllm_integration import probe, switches
 from dsv4_vllm_integration._version import __version__
-from dsv4_vllm_integration.plugin import NOT_WIRED
+from dsv4_vllm_integration.seams import gemm_ar, gemm_rs
 from dsv4_vllm_integration.switches import BY_FEATURE, SWITCHES, Feature, Settings
 
-NEEDS_SEQUENCE_PARALLELISM = (
-    "a server with sequence parallelism: TP 2 to 8, PP 1, --enable-expert-parallel, and DP > 1 or a MegaMoE "
-    "back end; BF16, no LoRA, no ubatching, no sleep mode"
-)
-NEEDS_MODEL = "a DeepSeek-V4 or V4.1 model"
+NEEDS = {
+    Feature.GEMM_RS: (
+        "a server with sequence parallelism: TP 2 to 8, PP 1, --enable-expert-parallel, and DP > 1 or a "
+        "MegaMoE back end; BF16, no LoRA, no ubatching, no sleep mode"
+    ),
+    Feature.GEMM_AR: (
+        "a server without sequence parallelism (PP > 1, no --enable-expert-parallel, or DP 1 and no MegaMoE "
+        "back end): TP 2 to 8, BF16, no LoRA, no ubatching, no sleep mode; on SM100 also that vLLM does not "
+        "fold the all-reduce into its hyper-connections"
+    ),
+    Feature.MHC: "a DeepSeek-V4 or V4.1 model",
+}
 PACKAGES = ("vllm", "torch", "dsv4-vllm-integration", "dsv4-gemm-rs", "dsv4-symm-mem", "dsv4-mhc")
 KERNEL_PACKAGES = ("nvidia-cutlass-dsl", "tilelang", "apache-tvm-ffi", "flashinfer-python")
 
 MODULES: Mapping[Feature, tuple[str, ...]] = {
-    Feature.GEMM_RS: (
-        probe.MODEL,
-        probe.STOCK_GEMM_RS,
-        probe.ATTENTION,
-        probe.MEGA_ATTENTION,
-        probe.SEQUENCE_PARALLEL,
-    ),
-    Feature.GEMM_AR: (),
+    Feature.GEMM_RS: (probe.MODEL, *gemm_rs.MODULES),
+    Feature.GEMM_AR: gemm_ar.MODULES,
     Feature.MHC: (probe.MHC_TILELANG, probe.MHC_TRITON, probe.MODEL, probe.V4_MODEL),
 }
 
@@ -88,9 +89,6 @@ def findings(seen: Observation) -> list[Finding]:
 
 def _finding(feature: Feature, seen: Observation) -> Finding:
     name = BY_FEATURE[feature].name
-    if feature is Feature.GEMM_AR:
-        asked = "asked for, but " if feature in seen.settings.features else ""
-        return Finding(feature.value, "off", asked + NOT_WIRED)
     obstacle = probe.version_obstacle(seen.versions.get("vllm"))
     if obstacle:
         return Finding(feature.value, "off", obstacle, f"install vLLM {probe.VERSIONS[-1]}.x beside this")
@@ -99,7 +97,8 @@ def _finding(feature: Feature, seen: Observation) -> Finding:
         return Finding(feature.value, "off", seen.obstacles[feature], text)
     if not seen.archs:
         return Finding(feature.value, "off", "this process sees no GPU", "run it where the server runs")
-    if feature is Feature.GEMM_RS:
+    projects = feature is not Feature.MHC
+    if projects:
         without = sorted(set(seen.archs) - set(seen.fused_archs))
         if without:
             listed = ", ".join(f"sm_{arch}" for arch in without)
@@ -109,14 +108,13 @@ def _finding(feature: Feature, seen: Observation) -> Finding:
         return Finding(feature.value, "off", "TileLang is not installed", "pip install tilelang")
     if feature not in seen.settings.features:
         return Finding(feature.value, "off", f"{name} is not 1", f"export {name}=1")
-    needs = NEEDS_SEQUENCE_PARALLELISM if feature is Feature.GEMM_RS else NEEDS_MODEL
     extra = ""
-    if feature is Feature.GEMM_RS:
+    if projects:
         extra = (
             f"; from {seen.settings.min_tokens} tokens a batch on; "
             f"{seen.workspace_bytes / 2**20:.0f} MiB of symmetric memory a rank"
         )
-    return Finding(feature.value, "depends", f"everything here is as it should be{extra}", needs)
+    return Finding(feature.value, "depends", f"everything here is as it should be{extra}", NEEDS[feature])
 
 
 def observe(tensor_parallel: int, max_tokens: int, hidden: int) -> Observation:

@@ -20,8 +20,6 @@ from dsv4_vllm_integration.probe import version_obstacle, vllm_version
 from dsv4_vllm_integration.states import Status, announce, logger
 from dsv4_vllm_integration.switches import BY_FEATURE, Feature, Settings
 
-NOT_WIRED = "this version does not yet put gemm_ar of dsv4-gemm-rs into vLLM"
-
 _armed: set[Feature] = set()
 
 
@@ -48,7 +46,9 @@ def _register(settings: Settings) -> None:
     for feature in wanted:
         _armed.add(feature)
         try:
-            reason = obstacle or _arm(feature, settings)
+            reason = obstacle
+            if not reason:
+                _arm(feature, settings)
         except Exception as error:
             logger.exception("dsv4: %s cannot be armed", feature.value)
             reason = f"{type(error).__name__}: {error}"
@@ -75,19 +75,20 @@ def _make_known(names: Sequence[str]) -> None:
         logger.debug("dsv4: vLLM's table of environment variables is not as expected: %s", error)
 
 
-def _arm(feature: Feature, settings: Settings) -> str:
-    """Prepare one feature; what keeps it from working, or nothing."""
+def _arm(feature: Feature, settings: Settings) -> None:
+    """Prepare one feature."""
     if feature is Feature.GEMM_RS:
         from dsv4_vllm_integration.seams import gemm_rs
 
         gemm_rs.arm(settings)
-        return ""
-    if feature is Feature.MHC:
+    elif feature is Feature.GEMM_AR:
+        from dsv4_vllm_integration.seams import gemm_ar
+
+        gemm_ar.arm(settings)
+    else:
         from dsv4_vllm_integration.seams import mhc
 
         mhc.arm()
-        return ""
-    return NOT_WIRED
 
 
 def forget() -> None:

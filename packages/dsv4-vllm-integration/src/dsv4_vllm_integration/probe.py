@@ -27,6 +27,8 @@ ATTENTION = "vllm.models.deepseek_v41.attention"
 MEGA_ATTENTION = "vllm.models.deepseek_v41.nvidia.flash_mla_mega_attn"
 STOCK_GEMM_RS = "vllm.model_executor.kernels.linear.cute_dsl.gemm_rs_ar"
 SEQUENCE_PARALLEL = "vllm.models.common.ops.sequence_parallel"
+LINEAR = "vllm.model_executor.layers.linear"
+MHC_OPERATIONS = "vllm.models.deepseek_v41.nvidia.ops.mhc"
 MHC_TILELANG = "vllm.model_executor.kernels.mhc.tilelang"
 MHC_TRITON = "vllm.model_executor.kernels.mhc.triton"
 V4_MODEL = "vllm.models.deepseek_v4.nvidia.model"
@@ -35,10 +37,15 @@ V4_MTP = "vllm.models.deepseek_v4.nvidia.mtp"
 
 _MHC = "hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat"
 _SEAM = f"x, residual, post_layer_mix, comb_res_mix, fn, {_MHC}"
+_DECODER_LAYER = (
+    "self, vllm_config, prefix, topk_indices_buffer=, aux_stream_list=, candidate_block_buffer=, "
+    "engram_layout=, engram_prefetch_stream=, run_gemm_rs=, mhc_stream=, fuse_mhc_all_reduce="
+)
 
 SIGNATURES: dict[str, dict[str, str]] = {
     MODEL: {
         "maybe_init_gemm_rs": "vllm_config, use_sequence_parallel",
+        "DeepseekV4DecoderLayer.__init__": _DECODER_LAYER,
         "DeepseekV4Model.__init__": "self, *, vllm_config, prefix=",
         "DeepseekV4Model.finalize_mhc_broadcast_weights": "self",
     },
@@ -62,6 +69,17 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "GemmRsAr.warn_incompatible_projection": "self",
     },
     SEQUENCE_PARALLEL: {"sp_reduce_scatter": "x"},
+    LINEAR: {
+        "RowParallelLinear.__init__": (
+            "self, input_size, output_size, bias=, input_is_parallel=, skip_bias_add=, params_dtype=, "
+            "reduce_results=, quant_config=, prefix=, *, return_bias=, disable_tp="
+        ),
+        "RowParallelLinear.forward": "self, input_",
+    },
+    MHC_OPERATIONS: {
+        "supports_mhc_overlap": "vllm_config",
+        "supports_mhc_all_reduce": "vllm_config",
+    },
     MHC_TILELANG: {
         "mhc_pre_delayed_tilelang": f"residual, fn, {_MHC}, pre_mix=, x=, norm_weight=, norm_eps=",
         "mhc_fused_post_pre_delayed_tilelang": (f"{_SEAM}, pre_mix=, norm_weight=, norm_eps=, capture_aux="),

@@ -22,7 +22,7 @@ class Feature(enum.StrEnum):
     GEMM_RS = "gemm_rs"
     """`wo_b` and the reduce-scatter of sequence parallelism in one kernel."""
     GEMM_AR = "gemm_ar"
-    """`wo_b` and the all-reduce of plain tensor parallelism in one kernel."""
+    """`wo_b` and the all-reduce of plain tensor parallelism: the same kernel, then a gather."""
     MHC = "mhc"
     """Hyper-connections: one launch between two sublayers."""
 
@@ -53,7 +53,7 @@ GEMM_RS = Switch(
 GEMM_AR = Switch(
     "VLLM_DSV41_GEMM_AR",
     "0",
-    "1: the same for a `wo_b` that ends in an all-reduce; not wired in this version, which says so",
+    "1: DeepSeek-V4.1's `wo_b` without sequence parallelism as GEMM + reduce-scatter, then a gather",
     Feature.GEMM_AR,
 )
 MHC = Switch(
@@ -65,7 +65,7 @@ MHC = Switch(
 MIN_TOKENS = Switch(
     "VLLM_DSV41_GEMM_RS_MIN_TOKENS",
     "128",
-    "batches of fewer tokens stay on vLLM's own GEMM and reduce-scatter",
+    "batches of fewer tokens stay on vLLM's own GEMM and collective",
 )
 SWITCHES = (GEMM_RS, GEMM_AR, MHC, MIN_TOKENS)
 BY_FEATURE = {switch.feature: switch for switch in SWITCHES if switch.feature is not None}

@@ -62,10 +62,18 @@ KERNELS = {
 
 
 class Layer:
-    """A row-parallel layer [N, K] of one rank before loading; `kind` is "bf16" or a kernel's name."""
+    """A row-parallel layer [N, K] of one rank before loading; `kind` is "bf16" or a kernel's name.
 
-    def __init__(self, n: int, k: int, kind: str, device: torch.device) -> None:
+    One of `tp_size` ranks that reduces its result; under sequence parallelism these four attributes are not
+    looked at.
+    """
+
+    def __init__(self, n: int, k: int, kind: str, device: torch.device, tp_size: int = 1) -> None:
         self.kind = kind
+        self.reduce_results = True
+        self.tp_size = tp_size
+        self.input_is_parallel = True
+        self.return_bias = False
         self.bias = None
         self.called = 0
         self.quant_method = Method(KERNELS[kind]() if kind in KERNELS else None)

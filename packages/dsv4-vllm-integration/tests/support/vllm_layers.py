@@ -27,19 +27,28 @@ def configuration(**changes: Any) -> Any:
         "use_ubatching": False,
         "lora_config": None,
         "enable_sleep_mode": False,
+        "enable_expert_parallel": True,
+        "data_parallel_size": 2,
     } | changes
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
             use_ubatching=values["use_ubatching"],
             tensor_parallel_size=2,
             pipeline_parallel_size=1,
-            data_parallel_size=1,
-            enable_expert_parallel=True,
+            data_parallel_size=values["data_parallel_size"],
+            enable_expert_parallel=values["enable_expert_parallel"],
         ),
+        kernel_config=SimpleNamespace(moe_backend="auto", enable_jit_warmup=False),
         model_config=SimpleNamespace(
             dtype=values["dtype"],
             enable_sleep_mode=values["enable_sleep_mode"],
-            hf_config=SimpleNamespace(hidden_size=values["hidden_size"]),
+            hf_config=SimpleNamespace(
+                hidden_size=values["hidden_size"],
+                rms_norm_eps=1e-6,
+                hc_mult=4,
+                hc_sinkhorn_iters=2,
+                hc_eps=1e-6,
+            ),
             hf_text_config=SimpleNamespace(hidden_size=values["hidden_size"]),
         ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=values["max_num_batched_tokens"]),
@@ -73,7 +82,7 @@ class QuantConfig:
         return self.method
 
 
-def _row_parallel(n: int, k_total: int, quant_config: Any) -> Any:
+def _row_parallel(n: int, k_total: int, quant_config: Any, reduce_results: bool) -> Any:
     from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.linear import RowParallelLinear
 
@@ -82,7 +91,7 @@ def _row_parallel(n: int, k_total: int, quant_config: Any) -> Any:
             k_total,
             n,
             bias=False,
-            reduce_results=False,
+            reduce_results=reduce_results,
             params_dtype=torch.bfloat16,
             quant_config=quant_config,
             return_bias=False,
@@ -90,9 +99,9 @@ def _row_parallel(n: int, k_total: int, quant_config: Any) -> Any:
         )
 
 
-def bf16_layer(n: int, k: int, world_size: int, seed: int) -> Any:
+def bf16_layer(n: int, k: int, world_size: int, seed: int, *, reduce_results: bool = False) -> Any:
     """The unquantised row-parallel layer."""
-    layer = _row_parallel(n, k * world_size, None)
+    layer = _row_parallel(n, k * world_size, None, reduce_results)
     load_bf16(layer, seed)
     return layer
 
@@ -153,7 +162,7 @@ def kernel_of(name: str) -> Any:
     return kernel
 
 
-def mxfp8_layer(n: int, k: int, world_size: int, kernel: str) -> Any:
+def mxfp8_layer(n: int, k: int, world_size: int, kernel: str, *, reduce_results: bool = False) -> Any:
     """The MXFP8 row-parallel layer, created and not loaded."""
     from vllm.model_executor.layers.fusion.quant_activation import expose_input_quant_key
     from vllm.model_executor.layers.quantization import modelopt
@@ -162,7 +171,7 @@ def mxfp8_layer(n: int, k: int, world_size: int, kernel: str) -> Any:
     modelopt.init_mxfp8_linear_kernel = lambda **_: chosen
     spec = modelopt.QuantSpec(modelopt.kMxfp8Static, modelopt.kMxfp8Dynamic)
     method = modelopt.ModelOptLinearMethod(spec, modelopt.CkptCtx(scale_block_size=(32, 32)))
-    layer = _row_parallel(n, k * world_size, QuantConfig(method))
+    layer = _row_parallel(n, k * world_size, QuantConfig(method), reduce_results)
     expose_input_quant_key(layer, chosen)
     return layer
 
@@ -201,6 +210,18 @@ def attention(wo_b: Any) -> Any:
     made.o_lora_rank = 128
     made._einsum_recipe = (1, 1, 32)
     return made
+
+
+def decoder_layer(attn: Any, vllm_config: Any, **options: Any) -> Any:
+    """V4.1's decoder layer around `attn`, made by vLLM's own constructor; its MoE is left out."""
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.models.deepseek_v41.nvidia import model
+
+    parts: Any = model
+    parts._select_dsv4_attn_cls = lambda _: lambda *given, **named: attn
+    parts.DeepseekV4MoE = lambda *given, **named: torch.nn.Module()
+    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+        return model.DeepseekV4DecoderLayer(vllm_config, "model.layers.0", torch.empty(0), **options)
 
 
 def quantized_activation(x: torch.Tensor) -> Any:

@@ -195,7 +195,7 @@ def without_sequence_parallelism(rank: int, world_size: int) -> Any:
 def one_group_of_two(rank: int, world_size: int) -> Any:
     """Data parallelism: the tensor-parallel group of ranks 2 and 3 cannot, that of 0 and 1 projects."""
     if rank == 3:
-        setattr(importlib.import_module(SEAM), "obstacle", raise_injected)  # noqa: B010
+        setattr(importlib.import_module(ENABLING), "obstacle", raise_injected)  # noqa: B010
     answer, lines = started()
     if rank >= 2:
         return answer, lines
@@ -293,12 +293,12 @@ def _other_threshold(rank: int) -> None:
         os.environ["VLLM_DSV41_GEMM_RS_MIN_TOKENS"] = "64"
 
 
-SEAM = "dsv4_vllm_integration.seams.gemm_rs"
+ENABLING = "dsv4_vllm_integration.seams.enabling"
 SABOTAGE: dict[str, Callable[[int], None]] = {
-    "obstacle": _on_last_rank(SEAM, "obstacle"),
+    "obstacle": _on_last_rank(ENABLING, "obstacle"),
     "memory": _on_last_rank("dsv4_symm_mem.backends.shared:SharedBackend", "allocate"),
-    "install": _on_last_rank(SEAM, "_install"),
-    "facts": _on_last_rank(SEAM, "_facts"),
+    "install": _on_last_rank("dsv4_vllm_integration.seams.gemm_rs:seam", "install"),
+    "facts": _on_last_rank(ENABLING, "facts"),
     "signature": _other_signature,
     "name": _no_such_name,
     "threshold": _other_threshold,
@@ -322,7 +322,7 @@ def fail_later(rank: int, world_size: int, step: str) -> Any:
     if step == "refresh" and rank == 1:
         layer_weight.LayerWeight.current = raise_injected
     if step == "call":
-        projection.gemm_rs = raise_injected
+        importlib.import_module("dsv4_vllm_integration.seams.endings").__dict__["gemm_rs"] = raise_injected
     if step == "warm_up" and rank == 1:
         attn_workspace = attn.gemm_rs.workspace
         attn_workspace._prepare = raise_injected

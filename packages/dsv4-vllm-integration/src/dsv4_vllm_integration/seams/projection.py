@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The object that attention layers hold in place of vLLM's `GemmRsAr`.
+"""`wo_b` with the collective that follows it, fused where it can be: what both endings share.
 
-Contract: `apply` is what `sp_reduce_scatter(wo_b(x))` is: this rank's [ceil(M / P), N] BF16 rows of the sum
-over ranks, zeros at or past M. Where the fused kernel cannot serve a call, the same is computed by vLLM's own
-functions. All ranks take the same way: shapes and thresholds are equal, and whatever could fail on one rank
-alone (preparing a weight, loading a kernel) is settled by a collective at a layer's first call, which vLLM
-makes eagerly when it profiles memory, and again after a reload. Nothing is settled, compiled or prepared
-while a CUDA graph is being captured; a layer that is not settled then runs unfused in that graph.
+Contract: `apply` is what vLLM computes with its layer and a collective, as BF16; which rows of the sum over
+ranks that are is up to the ending (`endings.py`). Where the fused kernel cannot serve a call, the same is
+computed by vLLM's own functions. The object has the methods of vLLM's `GemmRsAr`, which layers hold. All
+ranks take the same way: shapes and thresholds are equal, and whatever could fail on one rank alone (preparing
+a weight, loading a kernel) is settled by a collective at a layer's first call, which vLLM makes eagerly when
+it profiles memory, and again after a reload. Nothing is settled, compiled or prepared while a CUDA graph is
+being captured; a layer that is not settled then runs unfused in that graph.
 
 An `ExchangeError` is the one error that passes through: a peer died or hangs and this call's output is NaN,
 so going on unfused would serve garbage. Any other error gives the layer back to vLLM and is logged once.
@@ -14,20 +15,21 @@ so going on unfused would serve garbage. Any other error gives the layer back to
 
 from __future__ import annotations
 
+import abc
 import logging
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from dsv4_gemm_rs import PreparedWeight, WeightKind, Workspace, gemm_rs
+from dsv4_gemm_rs import PreparedWeight, WeightKind, Workspace
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_symm_mem import ExchangeError
 
 from dsv4_vllm_integration.seams.group import TensorParallelGroup, first_problem
 from dsv4_vllm_integration.seams.layer_weight import LayerWeight, Origin, inspect_layer
 from dsv4_vllm_integration.states import logger
+from dsv4_vllm_integration.switches import Feature
 
 
 def path_obstacle(workspace: Workspace, problem: Problem) -> str:
@@ -57,31 +59,40 @@ class Layer:
     fused: bool = False
 
 
-class FusedProjection:
-    """`wo_b` with its reduce-scatter, on one workspace for all layers of a process.
+class FusedProjection(abc.ABC):
+    """`wo_b` with its collective, on one workspace for all layers of a process.
 
     Args:
         group: The tensor-parallel group.
         workspace: Its workspace.
         min_tokens: Smallest batch that is fused.
-        reduce_scatter: vLLM's `sp_reduce_scatter`.
     """
 
-    def __init__(
-        self,
-        group: TensorParallelGroup,
-        workspace: Workspace,
-        min_tokens: int,
-        reduce_scatter: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
+    feature: ClassVar[Feature]
+    """Whose log lines these are."""
+
+    def __init__(self, group: TensorParallelGroup, workspace: Workspace, min_tokens: int) -> None:
         self.group = group
         self.workspace = workspace
         self.min_tokens = min_tokens
-        self._reduce_scatter = reduce_scatter
         self._layers: weakref.WeakKeyDictionary[Any, Layer] = weakref.WeakKeyDictionary()
         self._warm: set[tuple[WeightKind, int, int]] = set()
         self._said: set[str] = set()
         self._declined = ""
+
+    # What an ending says ---------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _fused(self, x: Any, prepared: PreparedWeight) -> torch.Tensor:
+        """The result by our kernel; `x` as `gemm_rs` takes it."""
+
+    @abc.abstractmethod
+    def _unfused(self, linear: Any, given: Any) -> torch.Tensor:
+        """The result by vLLM's own functions; `given` as vLLM hands it over."""
+
+    def _ending_obstacle(self, linear: Any) -> str:
+        """Why `linear` does not end as this class does; empty if it does."""
+        return ""
 
     # What vLLM calls -------------------------------------------------------------------------------------
 
@@ -107,7 +118,7 @@ class FusedProjection:
         return self.min_tokens <= x.shape[0] <= self.workspace.max_tokens
 
     def apply(self, x: torch.Tensor, linear: Any) -> torch.Tensor:
-        """This rank's rows of the projection summed over ranks.
+        """The projection summed over ranks: this rank's rows, or all of them.
 
         Args:
             x: BF16 [M, K].
@@ -119,6 +130,10 @@ class FusedProjection:
         return self._run(linear, x, x)
 
     # What our own hooks call -----------------------------------------------------------------------------
+
+    def follows(self, linear: Any) -> bool:
+        """Whether `can_run` accepted `linear`."""
+        return linear in self._layers
 
     def takes_quantized(self, linear: Any) -> bool:
         """Whether `apply_quantized` would hand MXFP8 activations for `linear` to the kernel as they are."""
@@ -147,7 +162,7 @@ class FusedProjection:
     # ------------------------------------------------------------------------------------------------------
 
     def _obstacle(self, linear: Any) -> str:
-        found = inspect_layer(linear)
+        found = self._ending_obstacle(linear) or inspect_layer(linear)
         if isinstance(found, str):
             return found
         origin, n, k = found
@@ -186,12 +201,12 @@ class FusedProjection:
             try:
                 prepared = self._ready(layer, linear)
                 if prepared is not None:
-                    return gemm_rs(x, prepared, self.workspace)
+                    return self._fused(x, prepared)
             except ExchangeError:
                 raise
             except Exception as error:
                 self._give_back(layer, error)
-        return self._reduce_scatter(linear(given))
+        return self._unfused(linear, given)
 
     def _ready(self, layer: Layer, linear: Any) -> PreparedWeight | None:
         """The layer's operand if the ranks have agreed to fuse it; settles that first where it can."""
@@ -227,5 +242,5 @@ class FusedProjection:
 
     def _say(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._said and self.group.rank == 0:
-            logger.log(level, "dsv4 gemm_rs: %s", text)
+            logger.log(level, "dsv4 %s: %s", self.feature.value, text)
         self._said.add(text)
