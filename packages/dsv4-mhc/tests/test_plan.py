@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from dsv4_mhc.errors import ArgumentError, UnsupportedError
-from dsv4_mhc.plan import SHARED_LIMIT, Kernel, choose_tile, cluster_size, tiles
+from dsv4_mhc.plan import SHARED_LIMIT, Kernel, Tile, choose_tile, cluster_size, tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,9 +48,10 @@ def test_larger_batches_never_get_smaller_tiles(tokens: int, kernel: Kernel, hid
     assert choose_tile(kernel, hidden, tokens + 1).tokens >= choose_tile(kernel, hidden, tokens).tokens
 
 
-@pytest.mark.parametrize(("tokens", "tile"), [(1, 8), (64, 8), (128, 16), (256, 32), (8192, 32)])
-def test_a_tile_grows_when_clusters_no_longer_fit_at_once(tokens: int, tile: int) -> None:
-    assert choose_tile(Kernel.SHIFTED, 5120, tokens).tokens == tile
+def test_two_ctas_fit_on_an_sm_in_prefill() -> None:
+    tile = choose_tile(Kernel.SHIFTED, 5120, 8192)
+    assert tile == Tile(5120, 8, 64, 1, 1)
+    assert 2 * (tile.shared_bytes(Kernel.SHIFTED) + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize("hidden", [0, -64, 32, 5121])

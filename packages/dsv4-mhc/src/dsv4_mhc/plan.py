@@ -147,7 +147,7 @@ class Tile:
         if kernel is Kernel.SHIFTED:
             return self.weight_bytes + self.operand_bytes + self.tokens * self.span * 2
         # What else they need is live beside the streams: partial sums of the cluster, and gates.
-        beside = 4 * (WGMMA_ROWS * self.tokens + 2 * self.cluster * self.owned * 26 + 80 * self.tokens)
+        beside = 4 * (WGMMA_ROWS * self.tokens + 2 * self.cluster * self.owned * 26 + 32 * self.tokens)
         if kernel is Kernel.ENGRAM:
             gates = 4 * 3 * STREAMS * self.cluster * self.tokens
             return max(self.weight_bytes + gates, beside) + self.batches * self.operand_bytes
@@ -170,25 +170,18 @@ def cluster_size(hidden: int) -> int:
 
 
 PREFERRED: dict[Kernel, tuple[tuple[int, int, int], ...]] = {
-    Kernel.SHIFTED: ((8, 4, 3), (16, 4, 2), (32, 2, 2)),
-    Kernel.COUPLED: ((8, 4, 2), (16, 4, 1), (32, 2, 1)),
-    Kernel.HEAD: ((8, 4, 2), (16, 4, 1), (32, 2, 1)),
-    Kernel.ENGRAM: ((8, 4, 2), (16, 4, 1), (32, 2, 1)),
+    Kernel.SHIFTED: ((8, 4, 3), (16, 4, 2), (32, 2, 2), (64, 1, 1)),
+    Kernel.COUPLED: ((8, 4, 2), (16, 4, 1), (32, 2, 1), (32, 1, 1)),
+    Kernel.HEAD: ((8, 4, 2), (16, 4, 1), (32, 2, 1), (32, 1, 1)),
+    Kernel.ENGRAM: ((8, 4, 2), (16, 4, 1), (32, 2, 1), (32, 1, 1)),
 }
-"""(tokens, groups, stages), smallest tile first.
-
-On an H200 with H = 5120 a wave of V4.1's seam took 26 us with the last of these and four times as long, for
-four times the tokens, with (64, 1, 1) and two CTAs on an SM: no gain, and the last wave is emptier.
-"""
+"""(tokens, groups, stages), smallest tile first."""
 
 FALLBACK = ((32, 1, 1), (16, 2, 1), (16, 1, 1), (8, 2, 1), (8, 1, 1))
 """For hidden sizes that the preferred tiles do not divide, or with which they do not fit."""
 
-WAVE = 112
-"""CTAs of a launch up to which a smaller tile is worth its extra reads of the weights.
-
-Not the 132 SMs of an H200: a cluster lies within a GPC, and 16 clusters of 8 took two waves there.
-"""
+WAVE = 132
+"""CTAs of a launch up to which a smaller tile is worth its extra reads of the weights: the SMs of an H200."""
 
 
 def check_hidden(hidden: int) -> None:

@@ -5,9 +5,8 @@ The collapse waits for the projection of the whole row, so the streams after the
 memory: a cluster holds 32 tokens' streams at H = 5120 (160 KiB a CTA), and reads neither them nor anything
 else twice. The streams in shared memory are at once the tensor cores' operand and what is collapsed.
 
-Three meetings of the cluster: main loops done; partial mixes at the CTA that finishes the token, and those
-of pre at all, which each finds for itself; sums of squares of y at all. While the others write y, the first
-warps run Sinkhorn.
+Four meetings of the cluster: main loops done; partial mixes at the CTA that finishes the token; its pre at
+all; sums of squares of y at all. Sinkhorn runs after the third, in warp 0, while the others collapse.
 
 The same kernel is V4's `pre` (without post), and with four weight rows instead of 24 its head: the gates are
 those of pre, and nothing but y comes out.
@@ -26,33 +25,24 @@ from dsv4_mhc.kernels.device import (
     add_squares,
     add_to_class,
     claim,
-    cluster_arrive,
-    cluster_arrive_relaxed,
-    cluster_meet,
-    cluster_wait,
+    coefficient_logits,
     fold_classes,
     load_gains,
+    load_row,
+    load_streams,
     mix_streams,
     narrow,
+    quantize_fp8,
+    quantize_mxfp8,
+    sigmoid,
+    sinkhorn,
     store_remote,
     widen,
 )
-from dsv4_mhc.kernels.seam import (
-    GATE_PARTIALS,
-    PARTIALS,
-    finish_coefficients,
-    finish_product,
-    load_batch,
-    open_gates,
-    pad_weights,
-    send_gates,
-    send_partials,
-    settle_weights,
-    start_product,
-    start_weights,
-    write_input,
-)
 from dsv4_mhc.plan import CHUNK, DEPTH, LANES, STREAMS, WGMMA_ROWS, Quant, SeamOptions, Tile
+
+WRITERS = 16
+"""Threads that share a row when y is written: 256 contiguous bytes, and a group of FP8 scales."""
 
 
 def build(tile: Tile, options: SeamOptions, head: bool = False):
@@ -113,11 +103,11 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             streams_s = T.alloc_shared((batches, size, groups * DEPTH), BF16)
             fn_s = T.alloc_shared((stages, WGMMA_ROWS, groups * DEPTH), BF16)
             mixes_s = T.alloc_shared((WGMMA_ROWS, size), FP32)
-            sums_s = T.alloc_shared((1, size), FP32)
-            gathered = T.alloc_shared((cluster * owned * PARTIALS,), FP32)
-            gathered_pre = T.alloc_shared((cluster * size * GATE_PARTIALS,), FP32)
+            sums_s = T.alloc_shared((size,), FP32)
+            gathered = T.alloc_shared((cluster * owned * 25,), FP32)
             gathered_y = T.alloc_shared((cluster * size,), FP32)
             pre_s = T.alloc_shared((size * STREAMS,), FP32)
+            inverse_s = T.alloc_shared((size,), FP32)
 
             product = T.alloc_fragment((WGMMA_ROWS, size), FP32)
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
@@ -132,14 +122,22 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             own = T.alloc_local((7,), FP32)
             work = T.alloc_local((STREAMS,), FP32)
 
-            pad_weights(fn_s, rows, tile)
-            start_weights(fn_s, fn, rank, rows, tile)
+            for s, i, k in T.Parallel(stages, WGMMA_ROWS - 2 * rows, groups * DEPTH):
+                fn_s[s, 2 * rows + i, k] = T.cast(0, BF16)
+            for s in range(stages):
+                for g in T.unroll(groups):
+                    T.async_copy(
+                        fn[rank * chunks + s * groups + g, :, :],
+                        fn_s[s, 0 : 2 * rows, g * DEPTH : (g + 1) * DEPTH],
+                    )
             T.clear(product)
             if options.post:
                 load_gains(post_gain, comb_gain, post_in, comb_in, token)
             for q in T.unroll(tile.slots):
                 squares[q] = T.float32(0)
-            load_batch(raw, residual, output, token, (rank * chunks + group) * CHUNK + lane * 8, options)
+            load_streams(raw, residual, token, (rank * chunks + group) * CHUNK + lane * 8)
+            if options.post:
+                load_row(raw, STREAMS, output, token, (rank * chunks + group) * CHUNK + lane * 8)
 
             for batch in T.serial(batches):
                 column = (rank * chunks + batch * groups + group) * CHUNK + lane * 8
@@ -156,15 +154,11 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
                 for j in T.unroll(STREAMS):
                     for v in T.vectorized(8):
                         streams_s[batch, row, group * DEPTH + j * CHUNK + lane * 8 + v] = packed[j, v]
-                settle_weights(batch, tile)
-                if batch + 1 < batches:
-                    load_batch(raw, residual, output, token, column + CHUNK * groups, options)
                 if options.post and options.store_residual:
                     if live:
                         for j in T.unroll(STREAMS):
                             for v in T.vectorized(8):
                                 residual_out[token, j, column + v] = packed[j, v]
-                start_product(product, fn_s, streams_s[batch, :, :], batch, tile)
                 for j in T.unroll(STREAMS):
                     widen(mixed, 0, packed, j)
                     add_squares(part, 0, mixed, 0)
@@ -179,26 +173,70 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
                         for v in T.vectorized(8):
                             mean_out[token, column + v] = packed[0, v]
                 add_to_class(squares, part[0], batch, tile)
-                finish_product(fn_s, fn, rank, batch, rows, tile)
+                if batch + 1 < batches:
+                    load_streams(raw, residual, token, column + CHUNK * groups)
+                    if options.post:
+                        load_row(raw, STREAMS, output, token, column + CHUNK * groups)
+                if batch + stages <= batches:
+                    T.ptx_wait_group((stages - 1) * groups)
+                else:
+                    T.ptx_wait_group(0)
+                T.sync_threads()
+                T.gemm(fn_s[batch % stages, :, :], streams_s[batch, :, :], product, transpose_B=True)
+                if batch + stages < batches:
+                    for g in T.unroll(groups):
+                        T.async_copy(
+                            fn[rank * chunks + (batch + stages) * groups + g, :, :],
+                            fn_s[batch % stages, 0 : 2 * rows, g * DEPTH : (g + 1) * DEPTH],
+                        )
 
-            if not head:
-                claim(gathered)
-            claim(gathered_pre)
-            claim(gathered_y)
-            cluster_arrive_relaxed()
             fold_classes(part, 0, squares, tile)
             if lane == 0 and group == 0:
-                sums_s[0, row] = part[0]
+                sums_s[row] = part[0]
             T.copy(product, mixes_s)
-            T.sync_threads()
-            cluster_wait()
-            send_gates(gathered_pre, mixes_s, sums_s, part, rank, thread, rows, tile)
-            if not head:
-                send_partials(gathered, mixes_s, sums_s, part, rank, thread, rows, tile)
-            cluster_meet()
+            claim(gathered, cluster * owned * 25, thread, tile)
+            claim(pre_s, size * STREAMS, thread, tile)
+            claim(gathered_y, cluster * size, thread, tile)
+            T.cluster_sync()
+            for k in T.serial(-(-size * 25 // threads)):
+                item = k * threads + thread
+                if item < size * 25:
+                    part[0] = sums_s[item // 25]
+                    if item % 25 < rows:
+                        part[0] = mixes_s[item % 25, item // 25] + mixes_s[rows + item % 25, item // 25]
+                    store_remote(
+                        gathered[(rank * owned + item // 25 % owned) * 25 + item % 25],
+                        item // 25 // owned,
+                        part[0],
+                    )
+            T.cluster_sync()
 
-            open_gates(pre_s, gathered_pre, part, scale, base, thread, rms_eps, hc_eps, tile)
-            T.sync_threads()
+            mine = T.min(thread // LANES, owned - 1)
+            if thread < -(-owned * LANES // 32) * 32:
+                if head:
+                    own[0] = T.float32(0)
+                    own[6] = T.float32(0)
+                    for k in T.unroll(cluster):
+                        own[0] = own[0] + gathered[(k * owned + mine) * 25 + lane]
+                        own[6] = own[6] + gathered[(k * owned + mine) * 25 + 24]
+                    own[6] = T.rsqrt(own[6] * T.float32(1.0 / (STREAMS * hidden)) + rms_eps)
+                    own[0] = own[0] * own[6] * scale[0] + base[lane]
+                else:
+                    coefficient_logits(own, gathered, scale, base, mine, lane, rms_eps, tile)
+                own[0] = sigmoid(own[0]) + hc_eps
+                for k in T.unroll(cluster):
+                    store_remote(pre_s[(rank * owned + mine) * STREAMS + lane], k, own[0])
+            T.cluster_sync()
+
+            if not head:
+                if thread < -(-owned * LANES // 32) * 32:
+                    sinkhorn(own, work, hc_eps, iterations)
+                    finished = first + rank * owned + mine
+                    if finished < tokens:
+                        pre_out[finished, lane] = own[0]
+                        post_out[finished, lane] = multiplier * sigmoid(own[1])
+                        for i in T.unroll(STREAMS):
+                            comb_out[finished, lane, i] = own[2 + i]
             for i in T.unroll(STREAMS):
                 post_gain[i] = pre_s[row * STREAMS + i]
             for q in T.unroll(tile.slots):
@@ -227,20 +265,47 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
                 if lane == 0 and group == 0:
                     for k in T.unroll(cluster):
                         store_remote(gathered_y[rank * size + row], k, part[1])
+                T.cluster_sync()
+                for k in T.serial(-(-size // threads)):
+                    if k * threads + thread < size:
+                        part[1] = T.float32(0)
+                        for i in T.unroll(cluster):
+                            part[1] = part[1] + gathered_y[i * size + k * threads + thread]
+                        inverse_s[k * threads + thread] = T.rsqrt(
+                            part[1] * T.float32(1.0 / hidden) + norm_eps
+                        )
             T.sync_threads()
-            if options.norm:
-                cluster_arrive()
-            if not head:
-                finish_coefficients(
-                    *(own, work, gathered, scale, base, pre_out, post_out, comb_out),
-                    *(first, rank, thread, tokens, rms_eps, hc_eps, multiplier, iterations, tile),
-                )
-            if options.norm:
-                cluster_wait()
-            write_input(
-                lambda chunk, line, at: streams_s[chunk // groups, line, chunk % groups * DEPTH + at],
-                *(packed, mixed, total, part, codes, norm_weight, gathered_y, norm_eps),
-                *(y, codes_out, scales_out, first, rank, thread, tokens, options, tile),
-            )
+            for k in T.serial(size * WRITERS // threads if size * WRITERS >= threads else 1):
+                line = T.min(k * (threads // WRITERS) + thread // WRITERS, size - 1)
+                kept = first + line < tokens
+                target = T.min(first + line, tokens - 1)
+                for c in T.serial(-(-chunks // 4)):
+                    within = c * 4 + thread % WRITERS // LANES
+                    chunk = T.min(within, chunks - 1)
+                    place = (rank * chunks + chunk) * CHUNK + lane * 8
+                    store = T.alloc_var("bool")
+                    store = kept and within < chunks
+                    for v in T.vectorized(8):
+                        packed[0, v] = streams_s[chunk // groups, line, chunk % groups * DEPTH + lane * 8 + v]
+                    if options.norm:
+                        widen(mixed, 0, packed, 0)
+                        for v in T.vectorized(8):
+                            packed[0, v] = norm_weight[place + v]
+                        widen(total, 0, packed, 0)
+                        for v in T.unroll(8):
+                            mixed[0, v] = mixed[0, v] * inverse_s[line] * total[0, v]
+                        narrow(packed, 0, mixed, 0)
+                    if options.y:
+                        if store:
+                            for v in T.vectorized(8):
+                                y[target, place + v] = packed[0, v]
+                    if quant is Quant.MXFP8:
+                        widen(mixed, 0, packed, 0)
+                        quantize_mxfp8(
+                            codes, mixed, part, codes_out, scales_out, target, place, store, hidden // 32
+                        )
+                    if quant is Quant.FP8:
+                        widen(mixed, 0, packed, 0)
+                        quantize_fp8(codes, mixed, part, codes_out, scales_out, target, place, store)
 
     return mhc_coupled

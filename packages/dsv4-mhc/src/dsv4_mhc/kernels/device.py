@@ -10,11 +10,10 @@ copies only), and the approximate reciprocal (1 ulp, PTX ISA 9.7.3.13) and power
 Sinkhorn's 160 divisions per row of four and the gates are made of; TileLang offers them for a whole module
 only.
 
-A buffer that other CTAs of the cluster write is claimed before this CTA arrives at the barrier that precedes
-their writes. TileLang lets buffers share memory when their uses do not overlap in program order, and knows
-nothing of uses from outside; the claim puts the buffer into program order early enough. That first arrival
-needs no release: nothing was written for the others, and what was read is read. It would wait for every store
-to global memory that is under way.
+A buffer that other CTAs of the cluster write is first written by its owner, before the cluster barrier that
+precedes their writes ("claimed"). TileLang lets buffers share memory when their uses do not overlap in
+program order, and knows nothing of uses from outside; the claim puts the buffer into program order early
+enough.
 """
 
 from __future__ import annotations
@@ -34,23 +33,6 @@ __device__ __forceinline__ void dsv4_store_remote(float* address, int rank, floa
   unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(address)), remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
   asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote), "f"(value) : "memory");
-}
-__device__ __forceinline__ void dsv4_claim(const float* address) {
-  asm volatile("" :: "l"(address) : "memory");
-}
-__device__ __forceinline__ void dsv4_cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void dsv4_cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void dsv4_cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void dsv4_wait_products() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
 }
 __device__ __forceinline__ float dsv4_reciprocal(float x) {
   float y;
@@ -178,36 +160,31 @@ def fold_classes(total, slot, sums, tile: Tile):
     total[slot] = total[slot] + T.shfl_xor(total[slot], 2)
 
 
-def claim(buffer):
-    """A use of a flat FP32 buffer that costs nothing, before the others may write into it."""
-    return T.call_extern("handle", "dsv4_claim", T.address_of(buffer[0]))
-
-
-def cluster_arrive_relaxed():
-    """Say that what this CTA had in shared memory is used up; promises nothing about its writes."""
-    return T.call_extern("handle", "dsv4_cluster_arrive_relaxed")
-
-
-def cluster_arrive():
-    """Say that this CTA is here; its writes so far, here or remote, are seen by who then waits."""
-    return T.call_extern("handle", "dsv4_cluster_arrive")
-
-
-def cluster_wait():
-    """Wait until all CTAs of the cluster have arrived."""
-    return T.call_extern("handle", "dsv4_cluster_wait")
+@T.macro
+def claim(buffer, elements, thread, tile: Tile):
+    """First write of a flat FP32 buffer that other CTAs write after the next cluster barrier."""
+    for k in T.serial(-(-elements // tile.threads)):
+        if k * tile.threads + thread < elements:
+            buffer[k * tile.threads + thread] = T.float32(0)
 
 
 @T.macro
-def cluster_meet():
-    """A barrier of the cluster. Not TileLang's, which does not tell the compiler that memory changes."""
-    cluster_arrive()
-    cluster_wait()
-
-
-def wait_products():
-    """Wait for the products of this warpgroup that are under way (on SM100 there are none)."""
-    return T.call_extern("handle", "dsv4_wait_products")
+def coefficient_logits(own, gathered, scale, base, token, lane, rms_eps, tile: Tile):
+    """Logits of a token: own[0] of pre, own[1] of post, own[2:6] of a comb row; summed in CTA order."""
+    own[6] = T.float32(0)
+    for i in T.unroll(6):
+        own[i] = T.float32(0)
+    for k in T.unroll(tile.cluster):
+        own[0] = own[0] + gathered[(k * tile.owned + token) * 25 + lane]
+        own[1] = own[1] + gathered[(k * tile.owned + token) * 25 + 4 + lane]
+        for i in T.unroll(STREAMS):
+            own[2 + i] = own[2 + i] + gathered[(k * tile.owned + token) * 25 + 8 + 4 * lane + i]
+        own[6] = own[6] + gathered[(k * tile.owned + token) * 25 + 24]
+    own[6] = T.rsqrt(own[6] * T.float32(1.0 / (STREAMS * tile.hidden)) + rms_eps)
+    own[0] = own[0] * own[6] * scale[0] + base[lane]
+    own[1] = own[1] * own[6] * scale[1] + base[4 + lane]
+    for i in T.unroll(STREAMS):
+        own[2 + i] = own[2 + i] * own[6] * scale[2] + base[8 + 4 * lane + i]
 
 
 @T.macro

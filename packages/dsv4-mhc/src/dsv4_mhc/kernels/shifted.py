@@ -29,27 +29,19 @@ from dsv4_mhc.kernels.device import (
     add_squares,
     add_to_class,
     claim,
-    cluster_arrive_relaxed,
-    cluster_meet,
-    cluster_wait,
+    coefficient_logits,
     fold_classes,
     load_gains,
+    load_row,
+    load_streams,
     mix_streams,
     narrow,
+    quantize_fp8,
+    quantize_mxfp8,
+    sigmoid,
+    sinkhorn,
     store_remote,
     widen,
-)
-from dsv4_mhc.kernels.seam import (
-    PARTIALS,
-    finish_coefficients,
-    finish_product,
-    load_batch,
-    pad_weights,
-    send_partials,
-    settle_weights,
-    start_product,
-    start_weights,
-    write_input,
 )
 from dsv4_mhc.plan import (
     CHUNK,
@@ -65,6 +57,8 @@ from dsv4_mhc.plan import (
 )
 
 ROWS = 24
+WRITERS = 16
+"""Threads that share a row when y is written: 256 contiguous bytes, and a group of FP8 scales."""
 
 
 def build(tile: Tile, options: SeamOptions):
@@ -129,8 +123,9 @@ def build(tile: Tile, options: SeamOptions):
             y_s = T.alloc_shared((chunks, size, CHUNK), BF16)
             mixes_s = T.alloc_shared((WGMMA_ROWS, size), FP32)
             sums_s = T.alloc_shared((2, size), FP32)
-            gathered = T.alloc_shared((cluster * owned * PARTIALS,), FP32)
+            gathered = T.alloc_shared((cluster * owned * 25,), FP32)
             gathered_y = T.alloc_shared((cluster * size,), FP32)
+            inverse_s = T.alloc_shared((size,), FP32)
 
             product = T.alloc_fragment((WGMMA_ROWS, size), FP32)
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
@@ -148,8 +143,14 @@ def build(tile: Tile, options: SeamOptions):
             own = T.alloc_local((7,), FP32)
             work = T.alloc_local((STREAMS,), FP32)
 
-            pad_weights(fn_s, ROWS, tile)
-            start_weights(fn_s, fn, rank, ROWS, tile)
+            for s, i, k in T.Parallel(stages, WGMMA_ROWS - 2 * ROWS, groups * DEPTH):
+                fn_s[s, 2 * ROWS + i, k] = T.cast(0, BF16)
+            for s in range(stages):
+                for g in T.unroll(groups):
+                    T.async_copy(
+                        fn[rank * chunks + s * groups + g, :, :],
+                        fn_s[s, 0 : 2 * ROWS, g * DEPTH : (g + 1) * DEPTH],
+                    )
             T.clear(product)
             for i in T.unroll(STREAMS):
                 pre_gain[i] = carried[token, i]
@@ -158,7 +159,9 @@ def build(tile: Tile, options: SeamOptions):
             for q in T.unroll(tile.slots):
                 squares[q] = T.float32(0)
                 squares_y[q] = T.float32(0)
-            load_batch(raw, residual, output, token, (rank * chunks + group) * CHUNK + lane * 8, options)
+            load_streams(raw, residual, token, (rank * chunks + group) * CHUNK + lane * 8)
+            if options.post:
+                load_row(raw, STREAMS, output, token, (rank * chunks + group) * CHUNK + lane * 8)
 
             for batch in T.serial(batches):
                 column = (rank * chunks + batch * groups + group) * CHUNK + lane * 8
@@ -177,15 +180,11 @@ def build(tile: Tile, options: SeamOptions):
                 for j in T.unroll(STREAMS):
                     for v in T.vectorized(8):
                         streams_s[row, group * DEPTH + j * CHUNK + lane * 8 + v] = packed[j, v]
-                settle_weights(batch, tile)
-                if batch + 1 < batches:
-                    load_batch(raw, residual, output, token, column + CHUNK * groups, options)
                 if options.post and options.store_residual:
                     if live:
                         for j in T.unroll(STREAMS):
                             for v in T.vectorized(8):
                                 residual_out[token, j, column + v] = packed[j, v]
-                start_product(product, fn_s, streams_s, batch, tile)
                 for j in T.unroll(STREAMS):
                     widen(mixed, 0, packed, j)
                     add_squares(part, 0, mixed, 0)
@@ -213,34 +212,100 @@ def build(tile: Tile, options: SeamOptions):
                     add_squares(part, 1, total, 0)
                 add_to_class(squares, part[0], batch, tile)
                 add_to_class(squares_y, part[1], batch, tile)
-                finish_product(fn_s, fn, rank, batch, ROWS, tile)
+                if batch + 1 < batches:
+                    load_streams(raw, residual, token, column + CHUNK * groups)
+                    if options.post:
+                        load_row(raw, STREAMS, output, token, column + CHUNK * groups)
+                if batch + stages <= batches:
+                    T.ptx_wait_group((stages - 1) * groups)
+                else:
+                    T.ptx_wait_group(0)
+                T.sync_threads()
+                T.gemm(fn_s[batch % stages, :, :], streams_s, product, transpose_B=True)
+                if batch + stages < batches:
+                    for g in T.unroll(groups):
+                        T.async_copy(
+                            fn[rank * chunks + (batch + stages) * groups + g, :, :],
+                            fn_s[batch % stages, 0 : 2 * ROWS, g * DEPTH : (g + 1) * DEPTH],
+                        )
 
-            claim(gathered)
-            claim(gathered_y)
-            cluster_arrive_relaxed()
             fold_classes(part, 0, squares, tile)
             fold_classes(part, 1, squares_y, tile)
             if lane == 0 and group == 0:
                 sums_s[0, row] = part[0]
                 sums_s[1, row] = part[1]
             T.copy(product, mixes_s)
-            T.sync_threads()
-            cluster_wait()
+            claim(gathered, cluster * owned * 25, thread, tile)
+            claim(gathered_y, cluster * size, thread, tile)
+            T.cluster_sync()
             for k in T.serial(-(-cluster * size // threads)):
                 item = k * threads + thread
                 if item < cluster * size:
                     store_remote(gathered_y[rank * size + item % size], item // size, sums_s[1, item % size])
-            send_partials(gathered, mixes_s, sums_s, part, rank, thread, ROWS, tile)
-            cluster_meet()
+            for k in T.serial(-(-size * 25 // threads)):
+                item = k * threads + thread
+                if item < size * 25:
+                    part[0] = sums_s[0, item // 25]
+                    if item % 25 < ROWS:
+                        part[0] = mixes_s[item % 25, item // 25] + mixes_s[ROWS + item % 25, item // 25]
+                    store_remote(
+                        gathered[(rank * owned + item // 25 % owned) * 25 + item % 25],
+                        item // 25 // owned,
+                        part[0],
+                    )
+            T.cluster_sync()
 
-            finish_coefficients(
-                *(own, work, gathered, scale, base, pre_out, post_out, comb_out),
-                *(first, rank, thread, tokens, rms_eps, hc_eps, multiplier, iterations, tile),
-            )
-            write_input(
-                lambda chunk, line, at: y_s[chunk, line ^ (chunk % 2), at],
-                *(packed, mixed, total, part, codes, norm_weight, gathered_y, norm_eps),
-                *(y, codes_out, scales_out, first, rank, thread, tokens, options, tile),
-            )
+            if thread < -(-owned * LANES // 32) * 32:
+                mine = T.min(thread // LANES, owned - 1)
+                coefficient_logits(own, gathered, scale, base, mine, lane, rms_eps, tile)
+                sinkhorn(own, work, hc_eps, iterations)
+                finished = first + rank * owned + mine
+                if finished < tokens:
+                    pre_out[finished, lane] = sigmoid(own[0]) + hc_eps
+                    post_out[finished, lane] = multiplier * sigmoid(own[1])
+                    for i in T.unroll(STREAMS):
+                        comb_out[finished, lane, i] = own[2 + i]
+            if options.norm:
+                for k in T.serial(-(-size // threads)):
+                    if k * threads + thread < size:
+                        part[1] = T.float32(0)
+                        for i in T.unroll(cluster):
+                            part[1] = part[1] + gathered_y[i * size + k * threads + thread]
+                        inverse_s[k * threads + thread] = T.rsqrt(
+                            part[1] * T.float32(1.0 / hidden) + norm_eps
+                        )
+                T.sync_threads()
+            for k in T.serial(size * WRITERS // threads if size * WRITERS >= threads else 1):
+                line = T.min(k * (threads // WRITERS) + thread // WRITERS, size - 1)
+                kept = first + line < tokens
+                target = T.min(first + line, tokens - 1)
+                for c in T.serial(-(-chunks // 4)):
+                    within = c * 4 + thread % WRITERS // LANES
+                    chunk = T.min(within, chunks - 1)
+                    place = (rank * chunks + chunk) * CHUNK + lane * 8
+                    store = T.alloc_var("bool")
+                    store = kept and within < chunks
+                    for v in T.vectorized(8):
+                        packed[0, v] = y_s[chunk, line ^ (chunk % 2), lane * 8 + v]
+                    if options.norm:
+                        widen(mixed, 0, packed, 0)
+                        for v in T.vectorized(8):
+                            packed[0, v] = norm_weight[place + v]
+                        widen(total, 0, packed, 0)
+                        for v in T.unroll(8):
+                            mixed[0, v] = mixed[0, v] * inverse_s[line] * total[0, v]
+                        narrow(packed, 0, mixed, 0)
+                    if options.y:
+                        if store:
+                            for v in T.vectorized(8):
+                                y[target, place + v] = packed[0, v]
+                    if quant is Quant.MXFP8:
+                        widen(mixed, 0, packed, 0)
+                        quantize_mxfp8(
+                            codes, mixed, part, codes_out, scales_out, target, place, store, hidden // 32
+                        )
+                    if quant is Quant.FP8:
+                        widen(mixed, 0, packed, 0)
+                        quantize_fp8(codes, mixed, part, codes_out, scales_out, target, place, store)
 
     return mhc_shifted
