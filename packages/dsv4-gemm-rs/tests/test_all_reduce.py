@@ -3,15 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-from unittest import mock
-
 import pytest
 import torch
-from dsv4_gemm_rs import Path, WeightKind, Workspace, gemm_ar, gemm_rs
-from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
-from dsv4_symm_mem import VirtualGroup
+from dsv4_gemm_rs import Path, WeightKind, Workspace, gemm_ar
 from dsv4_symm_mem.errors import ArgumentError, PeerTimeoutError
 from gemm_rs_support import assert_right, problems_for, ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -66,33 +60,6 @@ def test_the_operator_has_a_fake_and_passes_torchs_checks() -> None:
             x, weight, order = tensors
             fake = torch.ops.dsv4.gemm_ar(x, None, weight, None, order, space.handle, p.weight.handle)
         assert fake.shape == (9, N)
-
-
-@pytest.mark.parametrize("path", ["fused", "unfused"])
-@pytest.mark.parametrize(("size", "m"), [(2, 130), (4, 129), (3, 2)])
-def test_the_kernels_agree(size: int, m: int, path: str, emulator: Callable[..., Any]) -> None:
-    """Reduce-scatters and all-reduces of changing M, queued at once, on one workspace."""
-    library = pytest.importorskip(
-        "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
-    )
-    if library.obstacle():
-        pytest.skip(library.obstacle())
-    emulation = emulator(size)
-    group = VirtualGroup(size, emulation=emulation)
-    with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=KernelConfig(64, 128)):
-        spaces = group.run(lambda rank: Workspace.create(rank, max_tokens=m, n=N, path=path))
-        cases = []
-        for tokens in (m, 1, m):
-            problems = problems_for(size, tokens, N, 64, WeightKind.BF16, seed=tokens)
-            pairs = list(zip(problems, spaces, strict=True))
-            shards = [gemm_rs(p.x, p.weight, space) for p, space in pairs]
-            cases.append((problems, shards, [gemm_ar(p.x, p.weight, space) for p, space in pairs]))
-        emulation.run()
-        for problems, shards, outs in cases:
-            assert_right(shards, problems)
-            whole = torch.cat(shards)[: len(outs[0])]
-            assert all(torch.equal(out, whole) for out in outs)
-        group.run(lambda rank: spaces[rank.rank].close())
 
 
 def test_a_missing_rank_ends_both_halves() -> None:
