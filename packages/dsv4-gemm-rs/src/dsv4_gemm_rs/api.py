@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from dsv4_symm_mem.errors import ArgumentError
 
-from dsv4_gemm_rs.op import gemm_ar_op, gemm_ar_out_op, gemm_rs_op, gemm_rs_out_op
+from dsv4_gemm_rs.op import Operator, gemm_ar_op, gemm_ar_out_op, gemm_rs_op, gemm_rs_out_op
 from dsv4_gemm_rs.quantize import Mxfp8
 from dsv4_gemm_rs.weights import PreparedWeight
 from dsv4_gemm_rs.workspace import Workspace
@@ -44,13 +44,7 @@ def gemm_rs(
         ClosedError: The workspace was closed.
         ExchangeError: A peer died, is late or runs another call. `out` is NaN and the workspace unusable.
     """
-    data, scale = _activations(x, weight, workspace, out)
-    fixed = (weight.data, weight.scale, workspace.order, workspace.handle, weight.handle)
-    if out is None:
-        result: torch.Tensor = gemm_rs_op(data, scale, *fixed)
-        return result
-    gemm_rs_out_op(data, scale, *fixed, out)
-    return out
+    return _call(gemm_rs_op, gemm_rs_out_op, x, weight, workspace, out)
 
 
 def gemm_ar(
@@ -79,25 +73,29 @@ def gemm_ar(
         ClosedError: The workspace was closed.
         ExchangeError: A peer died, is late or runs another call. `out` is NaN and the workspace unusable.
     """
-    data, scale = _activations(x, weight, workspace, out)
-    fixed = (weight.data, weight.scale, workspace.order, workspace.handle, weight.handle)
-    if out is None:
-        result: torch.Tensor = gemm_ar_op(data, scale, *fixed)
-        return result
-    gemm_ar_out_op(data, scale, *fixed, out)
-    return out
+    return _call(gemm_ar_op, gemm_ar_out_op, x, weight, workspace, out)
 
 
-def _activations(
-    x: object, weight: object, workspace: object, out: object
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The activations and their scales; all arguments are of the types that operators take."""
+def _call(
+    allocating: Operator, writing: Operator, x: object, weight: object, workspace: object, out: object
+) -> torch.Tensor:
+    """Check the arguments' types and call the operator that allocates, or the one that writes into `out`."""
     if not isinstance(weight, PreparedWeight):
         raise ArgumentError("weight", type(weight).__name__, "a PreparedWeight, from prepare_weight")
     if not isinstance(workspace, Workspace):
         raise ArgumentError("workspace", type(workspace).__name__, "a Workspace, from Workspace.create")
     if out is not None and not isinstance(out, torch.Tensor):
         raise ArgumentError("out", type(out).__name__, "a tensor or None")
+    data, scale = _data_and_scale(x)
+    fixed = (weight.data, weight.scale, workspace.order, workspace.handle, weight.handle)
+    if out is None:
+        result: torch.Tensor = allocating(data, scale, *fixed)
+        return result
+    writing(data, scale, *fixed, out)
+    return out
+
+
+def _data_and_scale(x: object) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(x, torch.Tensor):
         return x, None
     if isinstance(x, Mxfp8):

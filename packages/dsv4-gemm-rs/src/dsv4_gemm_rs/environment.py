@@ -46,16 +46,8 @@ def default_deadline() -> float:
     Raises:
         ArgumentError: It is no non-negative number.
     """
-    value = os.environ.get(DEADLINE_VARIABLE, "")
-    if not value.strip():
-        return DEFAULT_DEADLINE
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_DEADLINE:
-        raise ArgumentError(DEADLINE_VARIABLE, value, f"seconds from 0 (none) to {MAX_DEADLINE:g}")
-    return seconds
+    seconds = _number(DEADLINE_VARIABLE, MAX_DEADLINE, "seconds from 0 (none)")
+    return DEFAULT_DEADLINE if seconds is None else seconds
 
 
 def link_rate() -> float | None:
@@ -64,13 +56,19 @@ def link_rate() -> float | None:
     Raises:
         ArgumentError: It is no non-negative number.
     """
-    value = os.environ.get(LINK_VARIABLE, "")
+    gigabytes = _number(LINK_VARIABLE, MAX_LINK_GBPS, "GB/s from 0 (do not pace)")
+    return None if gigabytes is None else gigabytes * 1e3
+
+
+def _number(variable: str, most: float, expected: str) -> float | None:
+    """The variable's value in [0, most], None when it is unset or blank."""
+    value = os.environ.get(variable, "")
     if not value.strip():
         return None
     try:
-        gigabytes = float(value)
+        number = float(value)
     except ValueError:
-        gigabytes = -1.0
-    if not 0 <= gigabytes <= MAX_LINK_GBPS:
-        raise ArgumentError(LINK_VARIABLE, value, f"GB/s from 0 (do not pace) to {MAX_LINK_GBPS:g}")
-    return gigabytes * 1e3
+        number = -1.0
+    if not 0 <= number <= most:
+        raise ArgumentError(variable, value, f"{expected} to {most:g}")
+    return number

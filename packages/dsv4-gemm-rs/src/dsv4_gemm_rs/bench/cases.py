@@ -175,9 +175,11 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         kept = [word.clone() for word in words]
         for word in words:
             word.zero_()
-        yield
-        for word, before in zip(words, kept, strict=True):
-            word.copy_(before)
+        try:
+            yield
+        finally:
+            for word, before in zip(words, kept, strict=True):
+                word.copy_(before)
 
     def dispatched(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
