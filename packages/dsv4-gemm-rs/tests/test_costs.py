@@ -9,16 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dsv4_gemm_rs.dispatch.costs import choose, estimate_us, group_rows, positions
+from dsv4_gemm_rs.dispatch.costs import Grouping, choose, estimate_us, grouping, positions
 from dsv4_gemm_rs.dispatch.rates import SM90, SM100_MXFP8, Rates, rates_of
 from dsv4_gemm_rs.kernels.families import Family, Operand, TileConfig, family_of, members
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY, SHARED_BYTES, KernelConfig
+from dsv4_gemm_rs.kernels.sm90.config import (
+    CHUNK_BYTES,
+    FAMILY,
+    MAX_ACCUMULATORS,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    KernelConfig,
+)
 from dsv4_gemm_rs.schedule import Schedule, TileShape
 from dsv4_symm_mem.errors import ArgumentError
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "sm90_gemm_h200.json").read_text())
-"""Microseconds of bare GEMMs by tile shape (c2: clusters of two that share W), and of cuBLAS: one H200, BF16,
-random operands, CUDA graphs, medians."""
+"""Microseconds of bare GEMMs by tile shape, and of cuBLAS: one H200, BF16, random operands, CUDA graphs,
+medians."""
 
 
 KERNELS = [
@@ -37,7 +44,7 @@ def test_estimates_are_near_what_was_measured() -> None:
         for config in FAMILY:
             measured = row[f"{config.tile_m}x{config.tile_n}"]
             estimate = estimate_us(SM90, config, row["m"], row["n"], row["k"], 1, 132)
-            assert 0.78 < estimate / measured < 1.12, (row, config, estimate)
+            assert 0.86 < estimate / measured < 1.1, (row, config, estimate)
 
 
 def test_choices_are_near_the_best_measured() -> None:
@@ -46,7 +53,7 @@ def test_choices_are_near_the_best_measured() -> None:
             config: row[f"{config.tile_m}x{config.tile_n}"] for config in FAMILY
         }
         chosen = choose(SM90, FAMILY, row["m"], row["n"], row["k"], 1, 132)
-        assert times[chosen] <= 1.06 * min(times.values()), (row, chosen)
+        assert times[chosen] <= 1.02 * min(times.values()), (row, chosen)
 
 
 @every_kernel
@@ -82,13 +89,37 @@ def test_two_accumulators_hide_epilogues() -> None:
         assert both[0] - both[1] == pytest.approx((waves - 1) * epilogue)
 
 
-def test_one_wave_of_large_tiles_loses_where_its_tiles_must_travel() -> None:
-    """At M = 1024 a single wave of 128x320 is the best product, and the worst exchange."""
-    assert choose(SM90, FAMILY, 1024, 5120, 2048, 1, 132) == KernelConfig(128, 320)
-    alone, exchanging = (estimate_us(SM90, KernelConfig(128, 320), 1024, 5120, 2048, p, 132) for p in (1, 2))
-    chosen = choose(SM90, FAMILY, 1024, 5120, 2048, 2, 132)
-    assert chosen.tile_n < 320
-    assert alone < estimate_us(SM90, chosen, 1024, 5120, 2048, 2, 132) < exchanging
+def test_smaller_tiles_win_where_a_single_wave_would_have_to_travel() -> None:
+    """A wave of the largest tiles sends nothing until all of the arithmetic is done."""
+    large = KernelConfig(128, 160)
+    assert choose(SM90, FAMILY, 1024, 5120, 2048, 1, 132) == large
+    alone, exchanging = (estimate_us(SM90, large, 512, 5120, 2048, p, 132) for p in (1, 2))
+    chosen = choose(SM90, FAMILY, 512, 5120, 2048, 2, 132)
+    assert chosen.tile_m == 64
+    assert alone < estimate_us(SM90, chosen, 512, 5120, 2048, 2, 132) < exchanging
+
+
+@pytest.mark.parametrize(
+    ("k", "world_size", "workers", "rows", "lag"),
+    [
+        (4096, 1, 132, 13, 1),
+        (4096, 2, 132, 13, 1),
+        (2048, 2, 132, 4, 2),
+        (1024, 8, 132, 4, 2),
+        (1024, 1, 16, 4, 1),
+    ],
+)
+def test_groups_are_square_where_the_link_needs_little(
+    k: int, world_size: int, workers: int, rows: int, lag: int
+) -> None:
+    assert grouping(SM90, KernelConfig(128, 160), 5120, k, world_size, workers) == Grouping(rows, lag)
+
+
+def test_groups_by_row_are_a_wave() -> None:
+    config = members(100, Operand.MXFP8)[0]
+    columns = -(-5120 // config.tile_n)
+    workers = 148 // config.cluster
+    assert grouping(SM100_MXFP8, config, 5120, 2048, 1, workers) == Grouping(-(-workers // columns), 2)
 
 
 @every_kernel
@@ -117,27 +148,22 @@ def test_every_choice_is_of_the_family_and_does_not_depend_on_rank(
     ):
         config = choose(rates, family, m, n, k, world, sms)
         assert config in family
-        assert group_rows(config, n, world, sms) >= 1
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "width"), [(1024, 5120, 4096, 320), (2048, 5120, 4096, 320), (8192, 5120, 2048, 256)]
-)
-def test_whole_waves_and_large_tiles_win(m: int, n: int, k: int, width: int) -> None:
-    assert choose(SM90, FAMILY, m, n, k, 1, 132).tile_n in (width, 320)
+        assert grouping(rates, config, n, k, world, sms // config.cluster).rows >= 1
 
 
 @pytest.mark.parametrize("config", FAMILY, ids=str)
 def test_configurations_fit(config: KernelConfig) -> None:
-    assert config.stages >= 3
-    assert config.stages * config.stage_bytes + config.bounce_bytes + 1024 <= SHARED_BYTES
+    assert config.stages >= 4
+    used = config.stages * config.stage_bytes + config.tile_bytes + config.gather_bytes
+    assert used + RESERVED_BYTES <= SHARED_BYTES
     widths = [config.chunk_width(chunk) for chunk in range(config.chunks)]
     assert sum(widths) == config.tile_n
     assert all(width % 32 == 0 and width > 0 for width in widths)
-    assert max(config.chunk_bytes(chunk) for chunk in range(config.chunks)) <= config.w_stage_bytes
+    assert max(config.chunk_bytes(chunk) for chunk in range(config.chunks)) <= CHUNK_BYTES
+    assert config.row_atoms * config.tile_n // 2 <= MAX_ACCUMULATORS
 
 
-@pytest.mark.parametrize("arguments", [(96, 128), (128, 96, 3), (128, 160, 2), (128, 512), (64, 48)])
+@pytest.mark.parametrize("arguments", [(96, 128), (128, 192), (128, 48), (64, 320), (64, 48), (128, 100)])
 def test_impossible_configurations_are_refused(arguments: tuple[int, ...]) -> None:
     with pytest.raises(ArgumentError):
         KernelConfig(*arguments)

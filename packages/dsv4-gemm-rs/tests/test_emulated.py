@@ -102,11 +102,11 @@ def test_launches_with_changing_m_repeat_their_bits(emulator: MakeEmulation) -> 
 
 
 def test_every_schedule_gives_the_same_bits(emulator: MakeEmulation) -> None:
-    problems = problems_for(2, 65, 128, 64, WeightKind.BF16)
+    problems = problems_for(2, 129, 256, 64, WeightKind.BF16)
     polls, results = set(), []
     for seed in range(3):
         emulation = emulator(2, seed=seed)
-        with ranks(emulation, 65, 128) as group:
+        with ranks(emulation, 129, 256) as group:
             results.append(group.call(problems))
             group.finish()
         polls.add(tuple(counts.polls for counts in emulation.counters.launches.values()))

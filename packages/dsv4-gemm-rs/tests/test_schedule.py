@@ -25,6 +25,7 @@ schedules = st.builds(
     group_rows=st.integers(1, 5),
     lag=st.integers(0, 3),
     cluster=st.integers(1, 3),
+    by_column=st.booleans(),
 )
 
 
@@ -120,12 +121,13 @@ def test_order_is_the_design_s_on_every_rank(schedule: Schedule) -> None:
     world_size = schedule.world_size
     for mine in all_ranks(schedule):
 
-        def step(tile: Tile, mine: Schedule = mine) -> tuple[int, int, tuple[int, int, int]]:
+        def step(tile: Tile, mine: Schedule = mine) -> tuple[int, int, tuple[int, ...]]:
             distance = (tile.owner - mine.rank) % world_size
             # Own tiles follow the remote tiles of their step.
             at = group(tile, mine) + (mine.lag if distance == 0 else 0)
             row, column = divmod(tile.index, mine.grid.column_tiles)
-            return at, distance or world_size, (row // mine.cluster, column, row)
+            place = (row // mine.cluster, column, row)
+            return at, distance or world_size, (column, *place) if mine.by_column else place
 
         tiles = list(mine)
         assert tiles == sorted(tiles, key=step)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY, KernelConfig
+from dsv4_gemm_rs.kernels.sm90.config import FAMILY, MATH_GROUPS, KernelConfig
 from dsv4_gemm_rs.kernels.sm90.kernel import GemmReduceScatter
 from dsv4_gemm_rs.kernels.sm90.kernel import example_arguments as fused_arguments
 from dsv4_symm_mem.collectives.reduce_scatter_kernel import ReduceScatter
@@ -16,44 +16,40 @@ from dsv4_symm_mem.testing.ptx import compile_ptx, opcodes, positions_in_order
 OPTIONS = "--enable-tvm-ffi"
 
 
-@pytest.mark.parametrize(
-    "config", [*FAMILY, KernelConfig(128, 256, 2)], ids=lambda c: f"{c.tile_m}x{c.tile_n}c{c.cluster}"
-)
+@pytest.mark.parametrize("config", FAMILY, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
 def test_fused_kernel(config: KernelConfig) -> None:
     ptx = compile_ptx(GemmReduceScatter(config), "sm_90a", fused_arguments(), OPTIONS)
     codes = opcodes(ptx)
-    wide = config.tile_n // config.mma_columns
-    assert codes.count(f"wgmma.mma_async.sync.aligned.m64n{config.mma_columns}k16.f32.bf16.bf16") == 8 * wide
-    assert not re.search(r"\.local|multimem|griddepcontrol", ptx)
+    mma = f"wgmma.mma_async.sync.aligned.m64n{config.tile_n}k16.f32.bf16.bf16"
+    assert codes.count(mma) == 8 * config.row_atoms
+    assert not re.search(r"\.local|multimem|griddepcontrol|\.multicast|barrier\.cluster", ptx)
     loads = [code for code in codes if code.startswith("cp.async.bulk.tensor")]
     assert [code.split(".")[4] for code in loads] == ["2d", "5d"]
-    assert ("multicast" in loads[1]) == (config.cluster == 2)
     bulk_load = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    assert codes.count(bulk_load) == config.chunks + 1
+    assert codes.count(bulk_load) == MATH_GROUPS * config.chunks
     # The epoch is read, all of the CTA meets, and only then is the ticket taken and the epoch bumped.
-    meet = "barrier.cluster.wait.aligned" if config.cluster == 2 else "bar.sync"
-    meet = next(code for code in codes if code.startswith(("barrier.cluster.wait", "bar.sync")))
+    meet = next(code for code in codes if code.startswith("bar.sync"))
     positions_in_order(
         codes, "ld.relaxed.sys.global.b64", meet, "atom.global.acq_rel.add.u64", "st.relaxed.gpu.global.b64"
     )
     # A peer's chunk is acquired, handed to the async proxy, copied.
-    positions_in_order(
-        codes,
-        "ld.acquire.sys.global.b64",
-        "fence.proxy.async",
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-    )
-    # A staged tile is handed to the async proxy, sent, complete at the peer, and only then announced.
+    positions_in_order(codes, "ld.acquire.sys.global.b64", "fence.proxy.async", bulk_load)
+    # A tile is sent, its buffer handed back when read; it is complete at the peer, and only then announced.
     bulk_store = codes.index("cp.async.bulk.global.shared::cta.bulk_group")
-    last_load = bulk_store - codes[bulk_store::-1].index(bulk_load)
-    assert "fence.proxy.async" in codes[:last_load]
     positions_in_order(
         codes[bulk_store:],
         "cp.async.bulk.commit_group",
+        "cp.async.bulk.wait_group.read",
+        "mbarrier.arrive.shared.b64",
         "cp.async.bulk.wait_group",
         "fence.proxy.async",
         "st.release.sys.global.b64",
-        "mbarrier.arrive.shared.b64",
+    )
+    # Math warps hand what they stored in shared memory to the async proxy before they say so.
+    stores = [i for i, code in enumerate(codes) if code == "st.shared.v4.b32"]
+    assert len(stores) == config.row_atoms * 2 * config.tile_n // 32
+    positions_in_order(
+        codes[stores[-1] :], "fence.proxy.async.shared::cta", "bar.warp.sync", "mbarrier.arrive.shared.b64"
     )
     # Tokens and tiles, and a diagnosis where a tile and where the token is awaited.
     assert codes.count("st.release.sys.global.b64") == 4

@@ -12,8 +12,8 @@ ranks run level, peers have sent theirs by the time a rank reaches a tile of its
 The order keeps the exchange from deadlock when workers take positions in order (design rule ii): on every
 rank an own tile comes after all remote tiles of its row tile and of those before, so a rank that waits in a
 row tile waits for tiles before which their senders wait only in earlier row tiles. This holds for any
-`group_rows`, `lag` and `cluster`, also where ranks differ in them. It does not hold of positions: where
-shards differ in row tiles, position i may wait for a peer's position i or a later one.
+`group_rows`, `lag` and `cluster`, by rows or by columns, also where ranks differ in them. It does not hold of
+positions: where shards differ in row tiles, position i may wait for a peer's position i or a later one.
 
 Closed form. With q the last owner that has rows, owners 0 .. q-1 have `full` position rows each, q has
 `last <= full` and the rest have none. Owner o has min(s·group_rows, rows(o)) position rows before step s, so
@@ -63,6 +63,8 @@ class Schedule:
         group_rows: Position rows per owner in a group.
         lag: Groups by which a rank's own tiles trail the remote ones.
         cluster: Row tiles per position.
+        by_column: Whether an owner's rows of a group go column by column, so that a wave is as many rows and
+            columns as its operands are least; else row by row.
     """
 
     m: int
@@ -73,6 +75,7 @@ class Schedule:
     group_rows: int = 1
     lag: int = DEFAULT_LAG
     cluster: int = 1
+    by_column: bool = False
 
     @cached_property
     def grid(self) -> TileGrid:
@@ -120,23 +123,27 @@ class Schedule:
         columns, last_owner, rank = self.grid.column_tiles, self.last_owner, self.rank
         first_row = step * self.group_rows
         rest = position - self.before(step)
-        full = columns * max(min(self.position_rows(0) - first_row, self.group_rows), 0)
-        last = columns * max(min(self.position_rows(last_owner) - first_row, self.group_rows), 0)
+        rows = full_rows = max(min(self.position_rows(0) - first_row, self.group_rows), 0)
+        last_rows = max(min(self.position_rows(last_owner) - first_row, self.group_rows), 0)
         if last_owner == rank:
-            last = 0
+            last_rows = 0
+        full, last = columns * full_rows, columns * last_rows
         after = last_owner - rank - 1 if rank < last_owner else last_owner
         first = rank + 1 if rank < last_owner else 0
         before = rank if rank < last_owner else 0
         if rest < after * full:
             owner, rest = first + rest // full, rest % full
         elif rest < after * full + last:
-            owner, rest = last_owner, rest - after * full
+            owner, rest, rows = last_owner, rest - after * full, last_rows
         elif rest < (after + before) * full + last:
             rest -= after * full + last
             owner, rest = rest // full, rest % full
         else:
             owner, rest = rank, rest - ((after + before) * full + last)
             first_row = (step - self.lag) * self.group_rows
+            rows = min(self.position_rows(rank) - first_row, self.group_rows)
+        if self.by_column:
+            return Place(owner, first_row + rest % rows, rest // rows)
         return Place(owner, first_row + rest // columns, rest % columns)
 
     def __len__(self) -> int:
@@ -160,9 +167,12 @@ class Schedule:
 
     def _group(self, group: int, owner: int) -> Iterator[Place]:
         first = group * self.group_rows
-        for row in range(first, min(first + self.group_rows, self.position_rows(owner))):
-            for column in range(self.grid.column_tiles):
-                yield Place(owner, row, column)
+        rows = range(first, min(first + self.group_rows, self.position_rows(owner)))
+        columns = range(self.grid.column_tiles)
+        if self.by_column:
+            yield from (Place(owner, row, column) for column in columns for row in rows)
+        else:
+            yield from (Place(owner, row, column) for row in rows for column in columns)
 
 
 __all__ = [

@@ -37,8 +37,9 @@ def walk(
     group_rows: Int32,
     lag: Int32,
     cluster: cutlass.Constexpr[int],
+    by_column: cutlass.Constexpr[bool],
 ) -> None:
-    order = TileOrder(m, n, world_size, rank, group_rows, lag, TILE.m, TILE.n, cluster)
+    order = TileOrder(m, n, world_size, rank, group_rows, lag, TILE.m, TILE.n, cluster, by_column)
     step = Int32(0)
     for position in range(order.positions):
         owner, row, column, step = place(order, position, step)
@@ -52,17 +53,17 @@ def walk(
 
 
 @cache
-def _compiled(cluster: int) -> Any:
+def _compiled(cluster: int, by_column: bool) -> Any:
     table = from_dlpack(torch.zeros(MAX_POSITIONS, 3, dtype=torch.int32))
-    return cute.compile(walk, table, *[Int32(1)] * 6, cluster)
+    return cute.compile(walk, table, *[Int32(1)] * 6, cluster, by_column)
 
 
-def tables(cluster: int, calls: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+def tables(cluster: int, by_column: bool, calls: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """For each (m, n, world_size, rank, group_rows, lag) the rows that `walk` wrote."""
     answers = []
     for numbers in calls:
         table = torch.full((MAX_POSITIONS, 3), UNTOUCHED, dtype=torch.int32)
-        _compiled(cluster)(from_dlpack(table), *map(Int32, numbers))
+        _compiled(cluster, by_column)(from_dlpack(table), *map(Int32, numbers))
         written = int((table != UNTOUCHED).any(1).sum())
         answers.append([tuple(row) for row in table[:written].tolist()])
     return answers

@@ -16,7 +16,7 @@ from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from gemm_rs_gpu_support import problems_for, ranks
 from gemm_rs_support import assert_right
 
-CONFIGS = (KernelConfig(128, 320), KernelConfig(64, 128))
+CONFIGS = (KernelConfig(128, 160), KernelConfig(64, 128))
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dsv4_gemm_rs.dispatch.costs import group_rows
+from dsv4_gemm_rs.dispatch.costs import grouping
+from dsv4_gemm_rs.dispatch.rates import rates_of
 from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig, Operand
 from dsv4_gemm_rs.problems import RankProblem
 from dsv4_gemm_rs.quantize import quantize_mxfp8
-from dsv4_gemm_rs.schedule import DEFAULT_LAG
 from dsv4_symm_mem import SymmetricArena, VirtualGroup
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
@@ -77,7 +77,8 @@ class Group:
         config, exchange = self.config, self.exchanges[rank]
         m, n, k = operands.a.shape[0] if m is None else m, operands.w.shape[0], operands.a.shape[1]
         out = torch.full((shard_length(m, self.size), n), float("nan"), dtype=torch.bfloat16)
-        grid = self.processors // config.cluster * config.cluster
+        workers = self.processors // config.cluster
+        groups = grouping(rates_of(100, config.operand), config, n, k, self.size, workers)
         gemm_reduce_scatter_kernel(config)(
             operands.a.data_ptr(),
             operands.a.stride(0) if m > 1 else k,
@@ -92,9 +93,9 @@ class Group:
             k,
             *exchange.arguments(call_signature(Operation.REDUCE_SCATTER, m, n, config.tile_m, config.tile_n)),
             exchange.staging,
-            group_rows(config, n, self.size, grid),
-            DEFAULT_LAG,
-            grid,
+            groups.rows,
+            groups.lag,
+            workers * config.cluster,
             stream=exchange.stream(),
             memory=(
                 *(part for part in vars(operands).values() if part.numel()),

@@ -6,35 +6,55 @@ configuration; ties go to the earlier one of the family. One model serves every 
 between them is a family of tiles and its `Rates`.
 
 Model. A CTA's k step of 128 bytes costs the slower of two things:
-  * multiplying, by elements of the tile,
+  * multiplying, by elements of the tile on top of a constant,
   * filling shared memory from L2: A's and W's rows of 128 bytes, W's divided by the cluster, which shares
     them. Where few SMs are busy, each of them reaches more.
 
 A tile adds its epilogue, an own tile also the peers' partials; a launch costs something whatever it does.
-Where the kernel has two accumulators, a tile's epilogue runs beside the next tile's k steps, which wait for
-the epilogue of the one before. Workers take the positions of rank 0's schedule in turn: a wave's remote tiles
-join the link's queue when they are finished, and an own tile ends no earlier than its group's tiles are
-through the link, from peers that run level. This is why small tiles win where large ones would make a single
-wave: its tiles could only travel after all of the arithmetic.
+Where the kernel has two accumulators, or warpgroups that take turns, a tile's epilogue runs beside the next
+tile's k steps, which wait for the epilogue of the one before; a lone tile has nothing beside it. Workers
+take the positions of rank 0's schedule in turn: a wave's remote tiles join the link's queue when they are
+finished, and an own tile ends no earlier than its group's tiles are through the link, from peers that run
+level. This is why small tiles win where large ones would make a single wave: its tiles could only travel
+after all of the arithmetic.
 
-Known misses on SM90: clusters and tiles of 64 rows come out slower than modelled where many waves run, and
-every shape does by up to a fifth at large M and K, as the clock falls under the power limit.
+Known miss on SM90: every shape comes out slower than modelled, by up to 13 %, at M = 8192 and K = 4096, where
+the clock falls under the power limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from dsv4_symm_mem.protocol.layout import ceil_div, shard_rows
 from dsv4_symm_mem.protocol.tiles import TileShape
 
 from dsv4_gemm_rs.dispatch.rates import Rates
-from dsv4_gemm_rs.kernels.families import TileConfig
+from dsv4_gemm_rs.kernels.families import TileConfig, by_column
 from dsv4_gemm_rs.schedule import DEFAULT_LAG, Schedule
 
 STAGE_BYTES = 128
 """Bytes of K in a k step: one row of the 128-byte swizzle, on every architecture."""
+LINK_SHARE = 1 / 3
+"""Share of a wave's time up to which its tiles may need the link for waves to be square.
+
+Measured on two H200s (N = 5120, M = 4096 and 8192, us): with K = 2048 (a share of 0.5) square waves take
+122.2 and 240.6, groups of four rows 120.0 and 233.7; with K = 4096 (0.25) 238.3 and 469.4 against 244.8 and
+485.8.
+"""
+LEAST_ROWS = 4
+"""Position rows of a group by columns: three take 121.8 and 237.7 there, and one takes a third more than four
+where a rank has 33 multiprocessors."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Position rows per owner in a group, and the groups by which own tiles trail, see `Schedule`."""
+
+    rows: int
+    lag: int
 
 
 def positions(config: TileConfig, m: int, n: int, world_size: int) -> int:
@@ -51,7 +71,7 @@ def k_step_us(rates: Rates, config: TileConfig, busy: float = 1.0) -> float:
     elements = config.tile_m * config.tile_n
     filled = (config.tile_m + config.tile_n / config.cluster) * STAGE_BYTES
     fill = filled * max(busy / rates.fill_bytes_per_us, 1 / rates.fill_bytes_per_us_alone)
-    return max(elements * rates.multiply_us, fill)
+    return max(rates.step_us + elements * rates.multiply_us, fill)
 
 
 def estimate_us(rates: Rates, config: TileConfig, m: int, n: int, k: int, world_size: int, sms: int) -> float:
@@ -62,15 +82,17 @@ def estimate_us(rates: Rates, config: TileConfig, m: int, n: int, k: int, world_
     sent_us = config.cluster * config.tile_bytes / rates.link_bytes_per_us
     k_steps = ceil_div(k, rates.stage_k)
     workers = max(sms // config.cluster, 1)
+    step_factor = rates.lone if positions(config, m, n, world_size) <= workers else 1.0
     launched = rates.launch_us + (rates.cluster_launch_us if config.cluster > 1 else 0.0)
     # Ends, by worker: of the last tile's k steps, of its epilogue, and of the epilogue before that one.
     multiplied, ready, earlier = (np.full(workers, launched) for _ in range(3))
     link = 0.0
     arrived: dict[int, float] = {}
-    for wave in _waves(config, m, n, world_size, sms, workers):
+    groups = grouping(rates, config, n, k, world_size, workers)
+    for wave in _waves(config, m, n, world_size, groups, workers):
         busy = sum(count for _, _, count in wave)
         start = np.maximum(multiplied[:busy], (earlier if rates.overlapped else ready)[:busy])
-        multiplied[:busy] = start + k_steps * k_step_us(rates, config, busy / workers)
+        multiplied[:busy] = start + k_steps * step_factor * k_step_us(rates, config, busy / workers)
         earlier[:busy] = ready[:busy]
         ready[:busy] = np.maximum(multiplied[:busy], ready[:busy]) + epilogue
         first = 0
@@ -78,7 +100,7 @@ def estimate_us(rates: Rates, config: TileConfig, m: int, n: int, k: int, world_
             run = ready[first : first + count]
             first += count
             if own:
-                np.maximum(run, arrived.get(step - DEFAULT_LAG, 0.0), out=run)
+                np.maximum(run, arrived.get(step - groups.lag, 0.0), out=run)
                 run += addition
             else:
                 # The link is idle until the first of them is finished and serves them in turn.
@@ -101,18 +123,18 @@ def _arithmetic_us(
 
 
 def _waves(
-    config: TileConfig, m: int, n: int, world_size: int, sms: int, workers: int
+    config: TileConfig, m: int, n: int, world_size: int, groups: Grouping, workers: int
 ) -> Iterator[list[tuple[int, bool, int]]]:
     """Rank 0's positions in waves of `workers`: runs of (step, whether own, how many)."""
-    rows = group_rows(config, n, world_size, sms // config.cluster * config.cluster)
+    rows, lag = groups.rows, groups.lag
     shape = TileShape(config.tile_m, config.tile_n)
-    schedule = Schedule(m, n, world_size, 0, shape, rows, cluster=config.cluster)
+    schedule = Schedule(m, n, world_size, 0, shape, rows, lag, config.cluster)
     columns, own_rows = schedule.grid.column_tiles, schedule.position_rows(0)
     wave: list[tuple[int, bool, int]] = []
     room = workers
-    for step in range(schedule.groups + DEFAULT_LAG):
-        first = max(step - DEFAULT_LAG, 0) * rows
-        last = max(step + 1 - DEFAULT_LAG, 0) * rows
+    for step in range(schedule.groups + lag):
+        first = max(step - lag, 0) * rows
+        last = max(step + 1 - lag, 0) * rows
         own = columns * (min(last, own_rows) - min(first, own_rows))
         remote = schedule.before(step + 1) - schedule.before(step) - own
         for is_own, count in ((False, remote), (True, own)):
@@ -154,9 +176,18 @@ def choose(
     return best
 
 
-def group_rows(config: TileConfig, n: int, world_size: int, grid: int) -> int:
-    """Position rows per owner that make about one wave of `grid` CTAs over all owners.
+def grouping(rates: Rates, config: TileConfig, n: int, k: int, world_size: int, workers: int) -> Grouping:
+    """How `workers` CTAs or clusters of the kernel group a call's position rows.
 
-    A wave is what it takes for own tiles, one group later, to meet tiles that peers have finished.
+    About one wave over all owners, so that own tiles, two groups later, meet tiles that peers have finished.
+    Kernels that go by columns take a few rows more, or their operands would fill L2 in a single wave. Where
+    the link needs little of the time, a wave is as many rows as columns: fewest operands, but the link then
+    gets its tiles in long runs.
     """
-    return max(1, ceil_div(grid // config.cluster, ceil_div(n, config.tile_n) * world_size))
+    wave = max(1, ceil_div(workers, ceil_div(n, config.tile_n) * world_size))
+    if not by_column(config):
+        return Grouping(wave, DEFAULT_LAG)
+    sent_us = workers * config.tile_bytes / rates.link_bytes_per_us * (world_size - 1) / world_size
+    if sent_us < LINK_SHARE * ceil_div(k, rates.stage_k) * k_step_us(rates, config):
+        return Grouping(max(1, round((workers * config.tile_n / config.tile_m) ** 0.5)), 1)
+    return Grouping(max(wave, LEAST_ROWS), DEFAULT_LAG)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from dsv4_symm_mem.protocol.tiles import TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
 
-from dsv4_gemm_rs.dispatch.costs import choose, group_rows
+from dsv4_gemm_rs.dispatch.costs import choose, grouping
 from dsv4_gemm_rs.dispatch.decide import BLOCK_SCALED_ARCHS, Machine, Problem
 from dsv4_gemm_rs.dispatch.rates import rates_of
-from dsv4_gemm_rs.kernels.families import Operand, TileConfig, members
-from dsv4_gemm_rs.schedule import DEFAULT_LAG
+from dsv4_gemm_rs.kernels.families import Operand, TileConfig, members, operand_of
 from dsv4_gemm_rs.weights import WeightKind
 
 
@@ -71,11 +70,13 @@ def plan_launch(machine: Machine, problem: Problem) -> LaunchPlan:
 def plan_with(config: TileConfig, machine: Machine, problem: Problem) -> LaunchPlan:
     """The plan of a call in tiles of `config`, whichever the best are."""
     m, n = problem.m, problem.n
-    grid = machine.multiprocessors // config.cluster * config.cluster
+    workers = machine.multiprocessors // config.cluster
+    rates = rates_of(machine.arch, operand_of(config))
+    groups = grouping(rates, config, n, problem.k, machine.world_size, workers)
     return LaunchPlan(
         config=config,
-        grid=grid,
-        group_rows=group_rows(config, n, machine.world_size, grid),
-        lag=DEFAULT_LAG,
+        grid=workers * config.cluster,
+        group_rows=groups.rows,
+        lag=groups.lag,
         signature=call_signature(Operation.REDUCE_SCATTER, m, n, config.tile_m, config.tile_n),
     )

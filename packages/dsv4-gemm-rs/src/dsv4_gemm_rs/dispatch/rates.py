@@ -33,13 +33,15 @@ class Rates:
 
     Attributes:
         stage_k: Elements of K in a k step of 128 bytes.
-        multiply_us: Of one element of the tile in one k step.
+        step_us: Of one k step, whatever the tile.
+        multiply_us: Of one element of the tile in one k step, on top of it.
         fill_bytes_per_us: Bytes that each SM brings from L2 into shared memory when all are busy.
         fill_bytes_per_us_alone: The same where few are.
         epilogue_us: Of a tile, whatever its size.
         epilogue_us_per_element: On top of it.
         peer_us_per_element: Of adding one peer's partial to an own tile.
         overlapped: Whether a tile's epilogue runs beside the next one's k steps.
+        lone: Factor of a k step where a CTA has one tile only.
         launch_us: Of a launch, whatever it does.
         cluster_launch_us: On top of it where CTAs form clusters.
         link_bytes_per_us: Of one rank's link, outwards.
@@ -47,6 +49,7 @@ class Rates:
     """
 
     stage_k: int
+    step_us: float
     multiply_us: float
     fill_bytes_per_us: float
     fill_bytes_per_us_alone: float
@@ -54,6 +57,7 @@ class Rates:
     epilogue_us_per_element: float
     peer_us_per_element: float
     overlapped: bool
+    lone: float
     launch_us: float
     cluster_launch_us: float
     link_bytes_per_us: float
@@ -62,14 +66,16 @@ class Rates:
 
 SM90 = Rates(
     stage_k=64,
-    multiply_us=1.98e-5,
-    fill_bytes_per_us=88_000.0,
-    fill_bytes_per_us_alone=110_000.0,
+    step_us=0.05,
+    multiply_us=1.9e-5,
+    fill_bytes_per_us=120_000.0,
+    fill_bytes_per_us_alone=125_000.0,
     epilogue_us=0.1,
-    epilogue_us_per_element=1.2 / (128 * 256),
+    epilogue_us_per_element=1.6 / (128 * 256),
     peer_us_per_element=0.6 / (128 * 256),
-    overlapped=False,
-    launch_us=4.5,
+    overlapped=True,
+    lone=1.1,
+    launch_us=4.0,
     cluster_launch_us=1.6,
     link_bytes_per_us=357_000.0,
     link_latency_us=3.0,
@@ -78,8 +84,13 @@ SM90 = Rates(
 SM100_MXFP8 = replace(
     SM90,
     stage_k=128,
+    step_us=0.0,
     multiply_us=2 * 128 * _B200_SMS / 3172e6,
-    overlapped=True,
+    fill_bytes_per_us=88_000.0,
+    fill_bytes_per_us_alone=110_000.0,
+    epilogue_us_per_element=1.2 / (128 * 256),
+    lone=1.0,
+    launch_us=4.5,
     link_bytes_per_us=670_000.0,
 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dsv4_gemm_rs.kernels.sm90.config import FAMILY as SM90
+from dsv4_gemm_rs.kernels.sm90.config import KernelConfig as Sm90Config
 from dsv4_gemm_rs.kernels.sm100.config import FAMILY as SM100
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig as Sm100Config
 from dsv4_gemm_rs.kernels.sm100.config import Operand
@@ -61,9 +62,14 @@ def members(arch: int | None, operand: Operand) -> Family:
     return tuple(config for config in family_of(arch) if operand_of(config) is operand)
 
 
+def by_column(config: TileConfig) -> bool:
+    """Whether a configuration's kernel takes the tiles of a group column by column."""
+    return isinstance(config, Sm90Config)
+
+
 def operand_of(config: TileConfig) -> Operand:
     """What a configuration multiplies."""
     return config.operand if isinstance(config, Sm100Config) else Operand.BF16
 
 
-__all__ = ["FAMILIES", "Family", "Operand", "TileConfig", "family_of", "members", "operand_of"]
+__all__ = ["FAMILIES", "Family", "Operand", "TileConfig", "by_column", "family_of", "members", "operand_of"]

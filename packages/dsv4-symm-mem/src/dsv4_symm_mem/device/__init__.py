@@ -47,6 +47,7 @@ from dsv4_symm_mem.device.vectors import (
     store_16,
     store_32,
     store_relaxed_16,
+    store_shared_16,
     unpack_bf16,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "store_relaxed",
     "store_relaxed_16",
     "store_release",
+    "store_shared_16",
     "unpack_bf16",
     "wait_signal",
 ]

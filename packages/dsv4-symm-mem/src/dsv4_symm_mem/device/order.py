@@ -28,6 +28,7 @@ class TileOrder:
         world_size, rank: Ranks, and whose order this is.
         group_rows, lag: Position rows per owner in a group; groups by which own positions trail.
         tile_m, tile_n, cluster: Constants of the kernel.
+        by_column: Constant: whether an owner's rows of a group go column by column, not row by row.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class TileOrder:
         tile_m: int | Int32,
         tile_n: int | Int32,
         cluster: int,
+        by_column: bool = False,
     ) -> None:
+        self.by_column = by_column
         self.m, self.rank, self.group_rows, self.lag = m, rank, group_rows, lag
         self.cluster = cluster
         self.tile_m = tile_m
@@ -95,19 +98,21 @@ def place(order: Constexpr[TileOrder], position: Int32, step: Int32) -> tuple[In
         step += 1
     first_row = step * order.group_rows
     rest = position - before(order, step)
-    full = order.columns * cutlass.max(cutlass.min(order.full - first_row, order.group_rows), 0)
-    last = order.columns * cutlass.max(cutlass.min(order.last - first_row, order.group_rows), 0)
-    last *= order.last_is_peer
+    full_rows = cutlass.max(cutlass.min(order.full - first_row, order.group_rows), 0)
+    last_rows = cutlass.max(cutlass.min(order.last - first_row, order.group_rows), 0) * order.last_is_peer
+    full, last = order.columns * full_rows, order.columns * last_rows
     after_full = order.after * full
     ahead_full = order.ahead * full
     owner = Int32(order.rank)
     row = first_row
+    rows = full_rows
     if rest < after_full:
         owner = order.first + rest // full
         rest = rest % full
     elif rest < after_full + last:
         owner = Int32(order.last_owner)
         rest -= after_full
+        rows = last_rows
     elif rest < after_full + last + ahead_full:
         rest -= after_full + last
         owner = rest // full
@@ -115,4 +120,7 @@ def place(order: Constexpr[TileOrder], position: Int32, step: Int32) -> tuple[In
     else:
         rest -= after_full + last + ahead_full
         row = first_row - order.lag * order.group_rows
+        rows = cutlass.min(order.own - row, order.group_rows)
+    if cutlass.const_expr(order.by_column):
+        return owner, row + rest % rows, rest // rows, step
     return owner, row + rest // order.columns, rest % order.columns, step

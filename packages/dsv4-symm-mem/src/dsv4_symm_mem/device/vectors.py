@@ -221,3 +221,17 @@ def load_shared_16(address: Int32, *, loc: Any = None, ip: Any = None) -> tuple[
         ip=ip,
     )
     return tuple(words)
+
+
+@dsl_user_op
+def store_shared_16(address: Int32, words: Sequence[Uint32], *, loc: Any = None, ip: Any = None) -> None:
+    """Write 16 bytes (4 words) of shared memory; `address` a multiple of 16.
+
+    PTX, sm_90a and sm_100a: `st.shared.v4.b32 [a], {s0, s1, s2, s3};` (ISA section "st").
+    """
+    cute.arch.inline_ptx(
+        "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, *exactly(words, 4)],
+        loc=loc,
+        ip=ip,
+    )

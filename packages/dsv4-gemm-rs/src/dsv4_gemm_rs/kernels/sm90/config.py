@@ -10,20 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import ArgumentError
-from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BOUNCES, STAGED_TILES
+from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS
 
 TILE_K = 64
 """Elements of K per pipeline stage: 128 bytes, one row of the 128-byte swizzle."""
 WARPS_PER_GROUP = 4
 THREADS_PER_GROUP = 128
+MATH_GROUPS = 2
+"""Warpgroups that multiply, a tile each in turn."""
 SHARED_BYTES = 227 * 1024
 """Shared memory that one CTA can have on SM90."""
 RESERVED_BYTES = 1024
 """Kept for barriers and alignment."""
-MAX_CHUNK_COLUMNS = 128
-"""Most columns that a chunk of a peer's tile spans: it bounds the registers of the rank-order sum."""
+MAX_ACCUMULATORS = 160
+"""Registers of a math thread that its tile may take; it has 232."""
 MAX_MMA_COLUMNS = 256
 """Widest N of a wgmma instruction."""
+GATHERED_CHUNKS = 2
+"""Chunks of peers' tiles that a math warpgroup may have in shared memory."""
+CHUNK_BYTES = 8192
+"""Most bytes of a chunk: it bounds the registers of the rank-order sum."""
 
 
 @dataclass(frozen=True)
@@ -31,40 +37,36 @@ class KernelConfig:
     """One member of the family.
 
     Attributes:
-        tile_m: Rows of a tile; 64 for each math warpgroup.
-        tile_n: Columns of a tile: a multiple of 32 up to 256, or 320.
-        cluster: CTAs of a cluster; they take consecutive row tiles and share W by multicast.
+        tile_m: Rows of a tile, 64 or 128; one math warpgroup multiplies a whole tile.
+        tile_n: Columns of a tile: a multiple of 32 from 64 to 256, to 160 where tile_m is 128.
         max_stages: Cap on pipeline stages.
     """
 
     tile_m: int
     tile_n: int
-    cluster: int = 1
     max_stages: int = 8
 
     def __post_init__(self) -> None:
         if self.tile_m not in (64, 128):
             raise ArgumentError("tile_m", self.tile_m, "64 or 128")
-        if self.tile_n % 32 or not (64 <= self.tile_n <= MAX_MMA_COLUMNS or self.tile_n == 320):
-            raise ArgumentError("tile_n", self.tile_n, "a multiple of 32 from 64 to 256, or 320")
-        # Each CTA of a cluster loads whole 32-row blocks of W's permutation.
-        if self.cluster not in (1, 2) or self.tile_n % (32 * self.cluster):
-            raise ArgumentError("cluster", self.cluster, "1, or 2 where tile_n is a multiple of 64")
+        widest = min(MAX_MMA_COLUMNS, 2 * 64 * MAX_ACCUMULATORS // self.tile_m)
+        if self.tile_n % BLOCK_COLUMNS or not 64 <= self.tile_n <= widest:
+            raise ArgumentError("tile_n", self.tile_n, f"a multiple of {BLOCK_COLUMNS} from 64 to {widest}")
 
     @property
-    def math_groups(self) -> int:
-        """Warpgroups that multiply."""
+    def cluster(self) -> int:
+        """CTAs of a cluster: none. Two that share A were 1 % faster in long calls, slower in short ones."""
+        return 1
+
+    @property
+    def row_atoms(self) -> int:
+        """Instructions of 64 rows side by side that a tile takes."""
         return self.tile_m // 64
 
     @property
-    def mma_columns(self) -> int:
-        """N of one wgmma: a wider tile takes two of half its width side by side."""
-        return self.tile_n if self.tile_n <= MAX_MMA_COLUMNS else self.tile_n // 2
-
-    @property
     def threads(self) -> int:
-        """Threads of a CTA: the math warpgroups, then one for loading and publishing."""
-        return (self.math_groups + 1) * THREADS_PER_GROUP
+        """Threads of a CTA: the math warpgroups, then one for loading, sending and gathering."""
+        return (MATH_GROUPS + 1) * THREADS_PER_GROUP
 
     @property
     def stage_bytes(self) -> int:
@@ -74,23 +76,13 @@ class KernelConfig:
     @property
     def stages(self) -> int:
         """Pipeline stages."""
-        free = SHARED_BYTES - RESERVED_BYTES - self.bounce_bytes
+        free = SHARED_BYTES - RESERVED_BYTES - self.tile_bytes - self.gather_bytes
         return min(self.max_stages, free // self.stage_bytes)
 
     @property
-    def bounce_bytes(self) -> int:
-        """Shared memory through which staged tiles are sent."""
-        return BOUNCES * self.tile_m * BLOCK_COLUMNS * 2
-
-    @property
     def staging_bytes(self) -> int:
-        """Device memory in which one CTA stages tiles."""
-        return STAGED_TILES * self.tile_bytes
-
-    @property
-    def w_stage_bytes(self) -> int:
-        """Bytes of one stage of W, which also takes a chunk."""
-        return self.tile_n * TILE_K * 2
+        """Device memory in which one CTA stages tiles: none, they wait in its shared memory."""
+        return 0
 
     @property
     def tile_bytes(self) -> int:
@@ -98,11 +90,14 @@ class KernelConfig:
         return self.tile_m * self.tile_n * 2
 
     @property
+    def gather_bytes(self) -> int:
+        """Shared memory into which peers' chunks are gathered."""
+        return MATH_GROUPS * GATHERED_CHUNKS * self.chunk_bytes(0)
+
+    @property
     def chunk_columns(self) -> int:
-        """Columns of a peer's tile that travel through one stage at a time, a multiple of 32."""
-        fitting = self.w_stage_bytes // (2 * self.tile_m) // 32 * 32
-        registers = MAX_CHUNK_COLUMNS if self.tile_n <= MAX_MMA_COLUMNS else MAX_CHUNK_COLUMNS // 2
-        return min(fitting, self.tile_n, registers)
+        """Columns of a peer's tile that are gathered at a time, a multiple of 32."""
+        return min(CHUNK_BYTES // (2 * self.tile_m), self.tile_n)
 
     @property
     def chunks(self) -> int:
@@ -120,27 +115,15 @@ class KernelConfig:
     @property
     def math_registers(self) -> int:
         """Registers of a math thread."""
-        return 232 if self.math_groups == 2 else 0
+        return 232
 
     @property
     def service_registers(self) -> int:
-        """Registers of a loading or publishing thread."""
-        return 40 if self.math_groups == 2 else 0
+        """Registers of a thread of the service warps."""
+        return 40
 
 
-# A cluster of two shares W by multicast. It compiles and is tested, and is not in the family: half of each
-# cluster idles where an owner has an odd number of row tiles, and no gain has been measured that pays for it.
 FAMILY = tuple(
-    KernelConfig(tile_m, tile_n, cluster)
-    for tile_m, tile_n, cluster in (
-        (128, 320, 1),
-        (128, 256, 1),
-        (128, 192, 1),
-        (128, 160, 1),
-        (128, 128, 1),
-        (64, 256, 1),
-        (64, 192, 1),
-        (64, 160, 1),
-        (64, 128, 1),
-    )
+    KernelConfig(tile_m, tile_n)
+    for tile_m, tile_n in ((128, 160), (128, 128), (64, 256), (64, 192), (64, 160), (64, 128))
 )

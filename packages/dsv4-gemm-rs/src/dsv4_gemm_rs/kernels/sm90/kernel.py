@@ -5,21 +5,20 @@ Contract: out[rank] [L, N] = bf16(sum over ranks, in rank order, of A_p · W_p^T
 rows); remote partials rounded once to BF16, sums in FP32, rows past M as zeros. One launch per rank and
 call; the epoch comes from and goes back to device memory, so launches replay in graphs.
 
-Roles of a CTA's warps: math warpgroups (64 rows each), then one service warpgroup whose first warp loads (A,
-W and, for own tiles, the peers' chunks, so it is also the one that waits for flags), whose second publishes,
-and whose other two zero the output rows that no tile covers.
+Roles of a CTA's warps: two math warpgroups, which take its tiles in turn, then four service warps: one loads
+A and W, one sends remote tiles, one waits for peers and gathers their chunks for own tiles, one zeroes the
+output rows that no tile covers.
 
-Remote tiles are staged in this GPU's memory and sent by `device.forward`: the math warps wait neither for the
-link nor for a flag's round trip.
+A remote tile waits for the link in shared memory (`device.send`), so the math warps wait neither for the link
+nor for a flag's round trip. Own tiles take their peers' partials while the other warpgroup multiplies.
 
-An aborted call runs to its end: the loader stops waiting and hands out chunks without loading them, so roles
-and clusters never disagree on how many stages a tile takes. The last CTA to leave then fills the output with
-NaN, as no CTA can know what others still store. A call that finds the abort word set when it starts only
-does that.
+An aborted call runs to its end: the gathering warp stops waiting and hands out chunks that it did not load,
+so roles never disagree on how many a tile takes. The last CTA to leave then fills the output with NaN, as no
+CTA can know what others still store. A call that finds the abort word set when it starts only does that.
 
-Rejected: staging remote tiles in shared memory, which would take 64 KiB and more that the ring needs. Adding
-peers with global loads from the math warps: 16 KiB in flight per SM at a microsecond's latency, where the
-ring has 128 KiB and needs no registers.
+Rejected: both warpgroups on one tile of twice the width, so that the tensor cores idle in every epilogue (8
+to 12 % of a call with K = 2048). Staging remote tiles in device memory: they cross L2 twice more. Adding
+peers with global loads from the math warps: a microsecond's latency for each, and the registers are taken.
 """
 
 from __future__ import annotations
@@ -45,18 +44,26 @@ from dsv4_symm_mem.device.exchange import (
     wait_for_peers,
 )
 from dsv4_symm_mem.device.fences import fence_proxy_async
-from dsv4_symm_mem.device.forward import StagedCall, run_forwarder, staging_of
-from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
-from dsv4_symm_mem.device.roles import advance, poison_output, zero_uncovered_rows
-from dsv4_symm_mem.protocol.slots import BOUNCES, STAGED_TILES
+from dsv4_symm_mem.device.order import TileOrder, place, rows_of
+from dsv4_symm_mem.device.pacing import block_duration_of
+from dsv4_symm_mem.device.roles import advance, poison_output, send_tokens, zero_uncovered_rows
+from dsv4_symm_mem.device.send import SentCall, send_tile
 
-from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, TILE_K, WARPS_PER_GROUP, KernelConfig
-from dsv4_gemm_rs.kernels.sm90.epilogue import add_peers, stage_tile, store_rows
+from dsv4_gemm_rs.kernels.sm90.config import (
+    GATHERED_CHUNKS,
+    MATH_GROUPS,
+    THREADS_PER_GROUP,
+    TILE_K,
+    WARPS_PER_GROUP,
+    KernelConfig,
+)
+from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered, add_peers, fill_buffer, store_rows
 from dsv4_gemm_rs.kernels.sm90.mainloop import (
     Operands,
     Ring,
     load_tile,
     multiply,
+    skip,
     smem_layouts,
     tiled_mma,
     tma_operands,
@@ -64,19 +71,21 @@ from dsv4_gemm_rs.kernels.sm90.mainloop import (
 
 
 @dataclass(frozen=True)
-class FusedCall(StagedCall):
+class FusedCall(SentCall):
     """A call of the fused kernel.
 
     Attributes:
         config: The tile configuration.
         ring, operands: Where tiles go and come from.
+        gathered: `GATHERED_CHUNKS` mbarriers full and empty, and chunks, of both math warpgroups.
         k_tiles: Steps of K.
-        aborted: Shared-memory word, 1 from the loader's abort on.
+        aborted: Shared-memory word, 1 from the gathering warp's abort on.
     """
 
     config: KernelConfig
     ring: Ring
     operands: Operands
+    gathered: Gathered
     k_tiles: Int32
     aborted: cute.Pointer
 
@@ -145,10 +154,10 @@ class GemmReduceScatter:
             slot_bytes: See `ExchangeArguments`.
             signature: See `ExchangeArguments`.
             timeout: See `ExchangeArguments`.
-            staging: `LaunchExchange.staging`, with `config.staging_bytes` for each CTA; unused if P is 1.
+            staging: `LaunchExchange.staging`, of which the words in front are used; unused if P is 1.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
-            grid: CTAs, all resident at once; a multiple of the cluster.
+            grid: CTAs, all resident at once.
             stream: CUDA stream.
         """
         config = self.config
@@ -160,14 +169,17 @@ class GemmReduceScatter:
         class Storage:
             full: cute.struct.MemRange[Int64, stages]
             empty: cute.struct.MemRange[Int64, stages]
-            stored: cute.struct.MemRange[Int64, STAGED_TILES]
-            published: cute.struct.MemRange[Int64, STAGED_TILES]
-            loaded: cute.struct.MemRange[Int64, BOUNCES]
+            turn: cute.struct.MemRange[Int64, MATH_GROUPS]
+            stored: cute.struct.MemRange[Int64, 1]
+            published: cute.struct.MemRange[Int64, 1]
+            gathered: cute.struct.MemRange[Int64, MATH_GROUPS * GATHERED_CHUNKS]
+            taken: cute.struct.MemRange[Int64, MATH_GROUPS * GATHERED_CHUNKS]
             halted: Int32
             aborted: Int32
             a: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(a_layout)], 1024]
             w: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(w_layout)], 1024]
-            bounce: cute.struct.Align[cute.struct.MemRange[Uint8, config.bounce_bytes], 128]
+            buffer: cute.struct.Align[cute.struct.MemRange[Uint8, config.tile_bytes], 128]
+            chunks: cute.struct.Align[cute.struct.MemRange[Uint8, config.gather_bytes], 128]
 
         self.storage = Storage
         self.kernel(
@@ -202,7 +214,6 @@ class GemmReduceScatter:
         ).launch(
             grid=(grid, 1, 1),
             block=(config.threads, 1, 1),
-            cluster=(config.cluster, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
@@ -229,7 +240,7 @@ class GemmReduceScatter:
     ) -> None:
         """One CTA; see the module for its warps."""
         config = self.config
-        math_warps = config.math_groups * WARPS_PER_GROUP
+        math_warps = MATH_GROUPS * WARPS_PER_GROUP
         rank, world_size = arguments.rank, arguments.world_size
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -240,17 +251,16 @@ class GemmReduceScatter:
         ring = Ring(
             full=storage.full.data_ptr(),
             empty=storage.empty.data_ptr(),
+            turn=storage.turn.data_ptr(),
             a=storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner),
             w=storage.w.get_tensor(w_layout.outer, swizzle=w_layout.inner),
-            w_address=Int32(storage.w.data_ptr().toint()),
-            cluster_rank=cute.arch.block_idx_in_cluster() if config.cluster > 1 else 0,
         )
         halted_word = storage.halted.ptr
         aborted_word = storage.aborted.ptr
         stored, published = storage.stored.data_ptr(), storage.published.data_ptr()
         exchange = Exchange(arguments)
         order = TileOrder(
-            m, n, world_size, rank, group_rows, lag, config.tile_m, config.tile_n, config.cluster
+            m, n, world_size, rank, group_rows, lag, config.tile_m, config.tile_n, 1, by_column=True
         )
         call = FusedCall(
             exchange=exchange,
@@ -258,20 +268,23 @@ class GemmReduceScatter:
             out=out_address,
             out_stride=out_stride,
             n=n,
-            worker=block // config.cluster,
-            workers=blocks // config.cluster,
-            row_in_cluster=block % config.cluster,
+            worker=block,
+            workers=blocks,
+            row_in_cluster=Int32(0),
             stored=stored,
             published=published,
             tile_m=config.tile_m,
             tile_n=config.tile_n,
             pacing=staging,
-            staging=staging_of(staging, block, config.staging_bytes),
-            bounce=storage.bounce.data_ptr(),
-            loaded=storage.loaded.data_ptr(),
+            buffer=storage.buffer.data_ptr(),
             config=config,
             ring=ring,
             operands=Operands(a_atom, a_tensor, w_atom, w_tensor),
+            gathered=Gathered(
+                storage.gathered.data_ptr(),
+                storage.taken.data_ptr(),
+                Int32(storage.chunks.data_ptr().toint()),
+            ),
             k_tiles=(k + TILE_K - 1) // TILE_K,
             aborted=aborted_word,
         )
@@ -282,45 +295,38 @@ class GemmReduceScatter:
         if thread == 0:
             for stage in cutlass.range_constexpr(config.stages):
                 cute.arch.mbarrier_init(ring.full + stage, 1)
-                cute.arch.mbarrier_init(ring.empty + stage, math_warps * config.cluster)
-            for i in cutlass.range_constexpr(STAGED_TILES):
-                cute.arch.mbarrier_init(stored + i, math_warps)
-                cute.arch.mbarrier_init(published + i, 1)
-            for i in cutlass.range_constexpr(BOUNCES):
-                cute.arch.mbarrier_init(call.loaded + i, 1)
+                cute.arch.mbarrier_init(ring.empty + stage, WARPS_PER_GROUP)
+            for i in cutlass.range_constexpr(MATH_GROUPS):
+                cute.arch.mbarrier_init(ring.turn + i, WARPS_PER_GROUP)
+            cute.arch.mbarrier_init(stored, WARPS_PER_GROUP)
+            cute.arch.mbarrier_init(published, 1)
+            for i in cutlass.range_constexpr(MATH_GROUPS * GATHERED_CHUNKS):
+                cute.arch.mbarrier_init(call.gathered.full + i, 1)
+                cute.arch.mbarrier_init(call.gathered.empty + i, WARPS_PER_GROUP)
             enter(exchange, halted_word, aborted_word)
         cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(config.cluster > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
+        cute.arch.sync_threads()
         halted = cute.arch.load(halted_word, Int32) != 0
 
         if warp >= math_warps:
-            if cutlass.const_expr(config.service_registers > 0):
-                cute.arch.warpgroup_reg_dealloc(config.service_registers)
+            cute.arch.warpgroup_reg_dealloc(config.service_registers)
             if warp == math_warps and not halted:
                 run_loader(call)
             if warp == math_warps + 1 and not halted:
-                run_forwarder(call)
-            if warp > math_warps + 1:
-                if thread == (math_warps + 2) * 32:
+                run_sender(call)
+            if warp == math_warps + 2 and not halted:
+                run_gatherer(call)
+            if warp == math_warps + 3:
+                if thread == (math_warps + 3) * 32:
                     count_in(exchange, blocks)
-                zero_uncovered_rows(call, block * 2 + warp - math_warps - 2, blocks * 2)
+                zero_uncovered_rows(call, block, blocks)
         if warp < math_warps:
-            if cutlass.const_expr(config.math_registers > 0):
-                cute.arch.warpgroup_reg_alloc(config.math_registers)
+            cute.arch.warpgroup_reg_alloc(config.math_registers)
             if halted:
                 poison_output(call, block * math_warps + warp, blocks * math_warps)
             else:
                 run_math(call, mma, thread)
-        if cutlass.const_expr(config.cluster > 1):
-            # A CTA's shared memory must outlive its peer's last multicast and last arrival in it.
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
+        cute.arch.sync_threads()
         if warp == 0 and world_size > 1:
             aborted = cute.arch.load(aborted_word, Int32) != 0
             if leave(exchange, blocks, aborted):
@@ -329,106 +335,166 @@ class GemmReduceScatter:
 
 @cute.jit
 def run_loader(call: Constexpr[FusedCall]) -> None:
-    """The loading warp: fills the ring for every tile, waits for peers before an own tile's chunks."""
-    config, ring, exchange, order = call.config, call.ring, call.exchange, call.order
+    """The loading warp: fills the ring for every tile."""
+    config, order = call.config, call.order
     stage, phase, step = Int32(0), Int32(0), Int32(0)
-    aborted = Boolean(False)
-    deadline = Int64(0)
     position = Int32(call.worker)
     while position < order.positions:
-        owner, row, column, step = place(order, position, step)
-        row_tile = row * config.cluster + call.row_in_cluster
+        owner, row_tile, column_tile, step = place(order, position, step)
         stage, phase = load_tile(
             config,
-            ring,
+            call.ring,
             call.operands,
             owner * order.shard + row_tile * config.tile_m,
-            column,
+            column_tile,
             call.k_tiles,
             stage,
             phase,
         )
-        if owner == exchange.rank:
-            tile = row_tile * order.columns + column
-            exists = row_tile < row_tiles(order, owner)
-            if exists and exchange.world_size > 1 and not aborted:
-                aborted, deadline = wait_for_peers(exchange, tile, deadline)
+        position += call.workers
+
+
+@cute.jit
+def run_sender(call: Constexpr[FusedCall]) -> None:
+    """The sending warp: tokens for peers without tiles, then this CTA's remote tiles and their flags."""
+    exchange, order = call.exchange, call.order
+    send_tokens(call)
+    block_ps = block_duration_of(call.pacing)
+    step, phase = Int32(0), Int32(0)
+    position = Int32(call.worker)
+    while position < order.positions:
+        owner, row_tile, column_tile, step = place(order, position, step)
+        if owner != exchange.rank:
+            send_tile(call, owner, row_tile, column_tile, block_ps, phase)
+            phase = phase ^ 1
+        position += call.workers
+
+
+@cute.jit
+def run_gatherer(call: Constexpr[FusedCall]) -> None:
+    """The gathering warp: waits for the peers of every own tile and brings in their chunks."""
+    exchange, order = call.exchange, call.order
+    aborted = Boolean(False)
+    deadline = Int64(0)
+    step, group = Int32(0), Int32(0)
+    stage_0, phase_0, stage_1, phase_1 = Int32(0), Int32(0), Int32(0), Int32(0)
+    position = Int32(call.worker)
+    if exchange.world_size > 1:
+        while position < order.positions:
+            owner, row_tile, column_tile, step = place(order, position, step)
+            if owner == exchange.rank:
+                tile = row_tile * order.columns + column_tile
+                if not aborted:
+                    aborted, deadline = wait_for_peers(exchange, tile, deadline)
+                    if aborted:
+                        with cute.arch.elect_one():
+                            cute.arch.store(call.aborted, Int32(1))
+                        cute.arch.sync_warp()
+                fence_proxy_async()
+                if group == 0:
+                    stage_0, phase_0 = gather_tile(call, tile, aborted, Int32(0), stage_0, phase_0)
+                else:
+                    stage_1, phase_1 = gather_tile(call, tile, aborted, Int32(1), stage_1, phase_1)
+            group = group ^ 1
+            position += call.workers
+        if call.worker == 0 and order.own == 0:
+            aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
+
+
+@cute.jit
+def gather_tile(
+    call: Constexpr[FusedCall], tile: Int32, aborted: Boolean, group: Int32, stage: Int32, phase: Int32
+) -> tuple[Int32, Int32]:
+    """Bring the peers' chunks of an own tile to math warpgroup `group`; an aborted call only says so.
+
+    Returns the next place in the warpgroup's ring.
+    """
+    config, exchange = call.config, call.exchange
+    for chunk in cutlass.range_constexpr(config.chunks):
+        chunk_bytes = config.chunk_bytes(chunk)
+        for source in cutlass.range(exchange.world_size, unroll=1):
+            if source != exchange.rank:
+                at = group * GATHERED_CHUNKS + stage
+                full = call.gathered.full + at
+                cute.arch.mbarrier_wait(call.gathered.empty + at, phase ^ 1)
                 if aborted:
                     with cute.arch.elect_one():
-                        cute.arch.store(call.aborted, Int32(1))
-                    cute.arch.sync_warp()
-            load = exists and not aborted
-            fence_proxy_async()
-            for chunk in cutlass.range_constexpr(config.chunks):
-                chunk_bytes = config.chunk_bytes(chunk)
-                for source in cutlass.range(exchange.world_size, unroll=1):
-                    if source != exchange.rank:
-                        cute.arch.mbarrier_wait(ring.empty + stage, phase ^ 1)
-                        if load:
-                            slot = slot_address(exchange, exchange.own_base, exchange.rank, source)
-                            piece = slot + Int64(tile) * config.tile_bytes + chunk * config.chunk_bytes(0)
-                            with cute.arch.elect_one():
-                                cute.arch.mbarrier_arrive_and_expect_tx(ring.full + stage, chunk_bytes)
-                                bulk_load(
-                                    ring.w_address + stage * config.w_stage_bytes,
-                                    piece,
-                                    Int32(chunk_bytes),
-                                    Int32((ring.full + stage).toint()),
-                                )
-                        else:
-                            with cute.arch.elect_one():
-                                cute.arch.mbarrier_arrive(ring.full + stage)
-                        stage, phase = advance(stage, phase, config.stages)
-        position += call.workers
-    if call.worker == 0 and call.row_in_cluster == 0 and order.own == 0 and exchange.world_size > 1:
-        aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
+                        cute.arch.mbarrier_arrive(full)
+                else:
+                    slot = slot_address(exchange, exchange.own_base, exchange.rank, source)
+                    piece = slot + Int64(tile) * config.tile_bytes + chunk * config.chunk_bytes(0)
+                    target = call.gathered.address + at * config.chunk_bytes(0)
+                    with cute.arch.elect_one():
+                        cute.arch.mbarrier_arrive_and_expect_tx(full, chunk_bytes)
+                        bulk_load(target, piece, Int32(chunk_bytes), Int32(full.toint()))
+                stage, phase = advance(stage, phase, GATHERED_CHUNKS)
+    return stage, phase
 
 
 @cute.jit
 def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> None:
-    """A math warpgroup: multiply, then stage a remote tile, or add the peers and store an own one."""
+    """A math warpgroup: of every second tile, multiply, then hand on a remote one or finish an own one."""
     config, ring, exchange, order = call.config, call.ring, call.exchange, call.order
-    slice_ = mma.get_slice(cute.arch.make_warp_uniform(thread // THREADS_PER_GROUP) * THREADS_PER_GROUP)
+    group = cute.arch.make_warp_uniform(thread // THREADS_PER_GROUP)
+    member = thread % THREADS_PER_GROUP
+    slice_ = mma.get_slice(0)
     a_fragments = mma.make_fragment_A(slice_.partition_A(ring.a))
     w_fragments = mma.make_fragment_B(slice_.partition_B(ring.w))
     accumulators = cute.make_rmem_tensor(mma.partition_shape_C((config.tile_m, config.tile_n)), Float32)
+    gathered = Gathered(
+        call.gathered.full + group * GATHERED_CHUNKS,
+        call.gathered.empty + group * GATHERED_CHUNKS,
+        call.gathered.address + group * (GATHERED_CHUNKS * config.chunk_bytes(0)),
+    )
+    buffer = Int32(call.buffer.toint())
     stage, phase, step = Int32(0), Int32(0), Int32(0)
-    slot, slot_phase = Int32(0), Int32(0)
+    chunk_stage, chunk_phase = Int32(0), Int32(0)
+    turn, sent, turn_phase = Int32(0), Int32(0), group ^ 1
     position = Int32(call.worker)
     while position < order.positions:
-        owner, row, column, step = place(order, position, step)
-        row_tile = row * config.cluster + call.row_in_cluster
-        first_row = row_tile * config.tile_m
-        stage, phase = multiply(
-            config, ring, mma, accumulators, a_fragments, w_fragments, call.k_tiles, stage, phase
-        )
-        if owner == exchange.rank:
-            stage, phase = add_peers(
-                config, ring, accumulators, thread, exchange.rank, exchange.world_size, stage, phase
+        owner, row_tile, column_tile, step = place(order, position, step)
+        remote = owner != exchange.rank
+        if turn == group:
+            cute.arch.mbarrier_wait(ring.turn + group, turn_phase)
+            turn_phase = turn_phase ^ 1
+            stage, phase = multiply(
+                config, ring, mma, accumulators, a_fragments, w_fragments, call.k_tiles, group, stage, phase
             )
-            store_rows(
-                config,
-                accumulators,
-                call.out,
-                call.out_stride,
-                thread,
-                first_row,
-                column * config.tile_n,
-                order.own_rows,
-                order.covered_rows,
-                call.n,
-            )
-        elif row_tile < row_tiles(order, owner):
-            cute.arch.mbarrier_wait(call.published + slot, slot_phase ^ 1)
-            stage_tile(
-                config,
-                accumulators,
-                call.staging + Int64(slot) * config.tile_bytes,
-                thread,
-                rows_of(order, owner) - first_row,
-            )
-            cute.arch.sync_warp()
-            if cute.arch.lane_idx() == 0:
-                cute.arch.mbarrier_arrive(call.stored + slot)
-            slot, slot_phase = advance(slot, slot_phase, STAGED_TILES)
+            first_row = row_tile * config.tile_m
+            if remote:
+                # The tile before is in the buffer, so it is known which of the buffer's uses is waited for.
+                cute.arch.mbarrier_wait(call.stored, sent ^ 1)
+                cute.arch.mbarrier_wait(call.published, sent ^ 1)
+                fill_buffer(config, accumulators, buffer, member, rows_of(order, owner) - first_row)
+                if cute.arch.lane_idx() == 0:
+                    cute.arch.mbarrier_arrive(call.stored)
+            else:
+                if exchange.world_size > 1:
+                    chunk_stage, chunk_phase = add_peers(
+                        config,
+                        gathered,
+                        accumulators,
+                        member,
+                        exchange.rank,
+                        exchange.world_size,
+                        chunk_stage,
+                        chunk_phase,
+                    )
+                store_rows(
+                    config,
+                    accumulators,
+                    call.out,
+                    call.out_stride,
+                    member,
+                    first_row,
+                    column_tile * config.tile_n,
+                    order.own_rows,
+                    order.covered_rows,
+                    call.n,
+                )
+        else:
+            stage, phase = skip(config, call.k_tiles, stage, phase)
+        if remote:
+            sent = sent ^ 1
+        turn = turn ^ 1
         position += call.workers

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SM90 main loop: one producer warp fills a ring of shared-memory stages, warpgroups multiply from it.
+"""The SM90 main loop: a producer warp fills a ring of shared-memory stages, two warpgroups multiply from it.
 
-Contract: a stage holds an A tile [tile_m, 64] and a W tile [tile_n, 64] of BF16 in the 128-byte swizzle, or,
-after an own tile's main loop, one chunk of a peer's tile in the W part. `full[s]` completes when the stage's
-bytes have landed, `empty[s]` when every math warp of the cluster is done with it. The ring never drains
-between tiles, so the next tile's first stages and the peers' chunks arrive while the math warps still
-multiply.
+Contract: a stage holds an A tile [tile_m, 64] and a W tile [tile_n, 64] of BF16 in the 128-byte swizzle.
+`full[s]` completes when the stage's bytes have landed, `empty[s]` when every warp that multiplies from it is
+done. The ring never drains between tiles.
+
+The warpgroups take turns tile by tile, so one's epilogue runs beside the other's multiplication. A warpgroup
+begins a tile when the other has issued the last step of the tile before (`turn`): the tensor cores then have
+work for another step, so nothing idles. The turn also makes the ring's parities unambiguous: who waits for a
+stage's use knows that the use before has landed, since the other warpgroup has seen it.
 
 W's rows are permuted by its tensor map: within 32 columns of the output, shared-memory row
 e + 2·q + 8·j (e < 2, q, j < 4) holds row e + 2·j + 8·q of W. An MMA accumulator gives lane q of a quad the
@@ -36,17 +39,15 @@ class Ring:
 
     Attributes:
         full, empty: One mbarrier per stage each.
+        turn: One mbarrier per math warpgroup.
         a, w: Staged tensors of A and W in the layouts of `smem_layouts`.
-        w_address: Shared-memory address of W's first stage.
-        cluster_rank: This CTA's rank in its cluster.
     """
 
     full: cute.Pointer
     empty: cute.Pointer
+    turn: cute.Pointer
     a: cute.Tensor
     w: cute.Tensor
-    w_address: Int32
-    cluster_rank: int | Int32
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def smem_layouts(config: KernelConfig) -> tuple[cute.ComposedLayout, cute.Compos
 
 
 def tiled_mma(config: KernelConfig) -> cute.TiledMma:
-    """BF16 warpgroup MMA over the tile, 64 rows to a warpgroup, FP32 accumulators."""
+    """BF16 MMA of one warpgroup over the tile, 64 rows at a time, FP32 accumulators."""
     k_major = cute.nvgpu.OperandMajorMode.K
     return sm90.make_trivial_tiled_mma(
         BFloat16,
@@ -78,8 +79,8 @@ def tiled_mma(config: KernelConfig) -> cute.TiledMma:
         k_major,
         k_major,
         cutlass.Float32,
-        atom_layout_mnk=(config.math_groups, 1, 1),
-        tiler_mn=(64, config.mma_columns),
+        atom_layout_mnk=(1, 1, 1),
+        tiler_mn=(64, config.tile_n),
     )
 
 
@@ -112,18 +113,9 @@ def tma_operands(
     a_atom, a_tensor = cpasync.make_tiled_tma_atom(
         load, a, cute.slice_(a_layout, (None, None, 0)), (config.tile_m, TILE_K)
     )
-    if config.cluster == 1:
-        w_atom, w_tensor = cpasync.make_tiled_tma_atom(
-            load, w, cute.slice_(w_layout, (None, None, 0)), (config.tile_n, TILE_K)
-        )
-    else:
-        w_atom, w_tensor = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SMulticastOp(),
-            w,
-            cute.slice_(w_layout, (None, None, 0)),
-            (config.tile_n, TILE_K),
-            num_multicast=config.cluster,
-        )
+    w_atom, w_tensor = cpasync.make_tiled_tma_atom(
+        load, w, cute.slice_(w_layout, (None, None, 0)), (config.tile_n, TILE_K)
+    )
     return Operands(a_atom, a_tensor, w_atom, w_tensor)
 
 
@@ -154,8 +146,8 @@ def load_tile(
     )
     w_shared, w_global = cpasync.tma_partition(
         operands.w_atom,
-        ring.cluster_rank,
-        cute.make_layout(config.cluster),
+        0,
+        cute.make_layout(1),
         cute.group_modes(ring.w, 0, 2),
         cute.group_modes(w_tiles, 0, 2),
     )
@@ -163,43 +155,24 @@ def load_tile(
         cute.arch.mbarrier_wait(ring.empty + stage, phase ^ 1)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(ring.full + stage, config.stage_bytes)
-        cute.copy(
-            operands.a_atom, a_global[(None, k_tile)], a_shared[(None, stage)], tma_bar_ptr=ring.full + stage
-        )
-        if cutlass.const_expr(config.cluster == 1):
-            cute.copy(
-                operands.w_atom,
-                w_global[(None, k_tile)],
-                w_shared[(None, stage)],
-                tma_bar_ptr=ring.full + stage,
-            )
-        else:
-            cute.copy(
-                operands.w_atom,
-                w_global[(None, k_tile)],
-                w_shared[(None, stage)],
-                tma_bar_ptr=ring.full + stage,
-                mcast_mask=cutlass.Int16((1 << config.cluster) - 1),
-            )
+        barrier = ring.full + stage
+        cute.copy(operands.a_atom, a_global[(None, k_tile)], a_shared[(None, stage)], tma_bar_ptr=barrier)
+        cute.copy(operands.w_atom, w_global[(None, k_tile)], w_shared[(None, stage)], tma_bar_ptr=barrier)
         stage, phase = advance(stage, phase, config.stages)
     return stage, phase
 
 
-@cute.jit
-def release(config: Constexpr[KernelConfig], ring: Constexpr[Ring], stage: Int32) -> None:
-    """Tell every producer of the cluster that this warp is done with `stage`.
+def skip(config: KernelConfig, k_tiles: Int32, stage: Int32, phase: Int32) -> tuple[Int32, Int32]:
+    """The ring's place after a tile that the other warpgroup multiplies."""
+    stage += k_tiles
+    return stage % config.stages, phase ^ (stage // config.stages & 1)
 
-    The arrival in a peer's barrier hands over no data, only the count that says that the reads are over, so
-    it keeps CTA scope, as is usual; a release at cluster scope in every k step cost 40 % of the kernel's
-    speed.
-    """
-    lane = cute.arch.lane_idx()
-    if cutlass.const_expr(config.cluster == 1):
-        if lane == 0:
-            cute.arch.mbarrier_arrive(ring.empty + stage)
-    else:
-        if lane < config.cluster:
-            cute.arch.mbarrier_arrive(ring.empty + stage, lane)
+
+@cute.jit
+def release(ring: Constexpr[Ring], stage: Int32) -> None:
+    """Tell the producer that this warp is done with `stage`."""
+    if cute.arch.lane_idx() == 0:
+        cute.arch.mbarrier_arrive(ring.empty + stage)
 
 
 @cute.jit
@@ -211,10 +184,11 @@ def multiply(
     a_fragments: cute.Tensor,
     w_fragments: cute.Tensor,
     k_tiles: Int32,
+    group: Int32,
     stage: Int32,
     phase: Int32,
 ) -> tuple[Int32, Int32]:
-    """Multiply one tile into `accumulators`, overwriting them; k_tiles at least 1.
+    """Multiply one tile into `accumulators`, overwriting them, as warpgroup `group`; k_tiles at least 1.
 
     One wgmma group stays in flight: a stage is released once the group after it has been issued.
     """
@@ -237,9 +211,11 @@ def multiply(
             cute.gemm(mma, accumulators, a_fragments[at], w_fragments[at], accumulators)
         warpgroup.commit_group()
         warpgroup.wait_group(1)
-        release(config, ring, previous)
+        release(ring, previous)
         previous = stage
         stage, phase = advance(stage, phase, config.stages)
+    if cute.arch.lane_idx() == 0:
+        cute.arch.mbarrier_arrive(ring.turn + (group ^ 1))
     warpgroup.wait_group(0)
-    release(config, ring, previous)
+    release(ring, previous)
     return stage, phase
