@@ -27,7 +27,7 @@ def test_variants_never_name_a_number_of_tokens() -> None:
 
 
 def test_wiring_limits_variants() -> None:
-    assert not any(variant.module == Kernel.SHIFTED for variant in variants(4096, wiring="v4"))
+    assert not any(variant.module == Kernel.ENGRAM for variant in variants(4096, wiring="v4"))
     assert not any(variant.module == Kernel.COUPLED for variant in variants(5120, wiring="v4.1"))
     with pytest.raises(ArgumentError, match="wiring"):
         variants(5120, wiring="v5")

@@ -56,11 +56,11 @@ def test_source_has_what_it_should(variant: Variant) -> None:
     kernel = compiled(variant)
     source = kernel.get_kernel_source()
     tile = variant.arguments[0]
-    assert "tl::wgmma_ss<tl::DataType::kBFloat16" in source
-    columns = tile.tokens // (tile.threads // 128)
-    assert f"kFloat32, 64, {columns}, 16, false, false" in source
-    assert "tl::cp_async_gs<16>" in source
-    assert source.count("tl::cluster_sync()") == (2 if variant is SEAM else 4)
+    body = source[source.index('extern "C" __global__') :]
+    assert body.count("dsv4_project<3>") == 2
+    assert body.count("dsv4_fetch(") == (3 if variant is SEAM else 0)
+    assert body.count("dsv4_cluster_wait()") == (2 if variant is SEAM else 3)
+    assert "fence" not in body
     assert "int tokens" in source
     assert "*(uint4*)(residual_out" in source
     assert shared_bytes(kernel) <= tile.shared_bytes(Kernel(variant.module))

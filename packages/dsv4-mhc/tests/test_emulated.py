@@ -26,7 +26,7 @@ from dsv4_mhc.ops import head as head_op
 from dsv4_mhc.ops import mean as mean_op
 from dsv4_mhc.ops import post as post_op
 from dsv4_mhc.ops import seam as seam_op
-from dsv4_mhc.plan import Tile, cluster_size
+from dsv4_mhc.plan import Kernel, Tile, slice_count
 from mhc_emulated import EmulatedKernel
 from mhc_support import (
     COEFFICIENT_ERROR,
@@ -64,11 +64,19 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "kernel_for", kernel_for)
 
 
-def use_tile(monkeypatch: pytest.MonkeyPatch, module: Any, tokens: int, groups: int, stages: int) -> None:
+def use_tile(
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    cluster: int,
+    tokens: int,
+    parallel: int,
+    stages: int = 0,
+    depth: int = 0,
+) -> None:
     """Make a launch use this tile."""
 
     def choose(kernel: Any, hidden: int, count: int) -> Tile:
-        return Tile(hidden, cluster_size(hidden), tokens, groups, stages)
+        return Tile(hidden, min(cluster, slice_count(hidden)), tokens, parallel, stages, depth)
 
     monkeypatch.setattr(module, "choose_tile", choose)
 
@@ -152,13 +160,24 @@ def test_bare_collapse() -> None:
     assert_input(y, problem.residual, problem.carried)
 
 
-@pytest.mark.parametrize("shifted", [True, False], ids=["shifted", "coupled"])
-def test_seam_is_right_and_the_same_for_every_tile(monkeypatch: pytest.MonkeyPatch, shifted: bool) -> None:
+TILES = {
+    "shifted": ((8, 8, 2), (4, 16, 1, 2, 3), (2, 8, 1, 3)),
+    "coupled": ((8, 8, 2), (4, 16, 1)),
+}
+
+
+@pytest.mark.parametrize("wiring", list(TILES))
+def test_seam_is_right_and_the_same_for_every_tile(monkeypatch: pytest.MonkeyPatch, wiring: str) -> None:
     problem = Problem.make(11, 1024)
+    shifted = wiring == "shifted"
     found = []
-    for tile in ((8, 4, 1), (16, 2, 2), (32, 1, 1)):
+    for tile in TILES[wiring]:
         use_tile(monkeypatch, seam_op, *tile)
         found.append(run_seam(problem, shifted=shifted, mean=True))
+    if not shifted:
+        monkeypatch.setattr(seam_op, "coupled_form", lambda hidden, tokens: Kernel.PROJECT)
+        use_tile(monkeypatch, seam_op, 4, 8, 1, 2)
+        found.append(run_seam(problem, shifted=False, mean=True))
     assert_seam(found[0], problem, shifted=shifted, norm_weight=problem.norm_weight)
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
@@ -170,7 +189,7 @@ def test_seam_is_right_and_the_same_for_every_tile(monkeypatch: pytest.MonkeyPat
 def test_quantized_input(monkeypatch: pytest.MonkeyPatch, shifted: bool, quant: Quant) -> None:
     problem = Problem.make(3, 1024)
     problem.residual[1, :, 70] = float("inf")
-    use_tile(monkeypatch, seam_op, 8, 4, 1)
+    use_tile(monkeypatch, seam_op, 8, 8, 2)
     found = run_seam(problem, shifted=shifted, quant=quant, norm=False)
     assert_quantized(found)
     assert found.codes is not None
@@ -189,7 +208,7 @@ def test_hidden_sizes_that_fill_no_cluster(shifted: bool, hidden: int) -> None:
 
 @pytest.mark.parametrize("shifted", [True, False], ids=["shifted", "coupled"])
 def test_a_row_of_nan_touches_no_other(monkeypatch: pytest.MonkeyPatch, shifted: bool) -> None:
-    use_tile(monkeypatch, seam_op, 8, 2, 1)
+    use_tile(monkeypatch, seam_op, 4, 8, 1)
     problem = Problem.make(4, 512)
     clean = run_seam(problem, shifted=shifted)
     problem = replace(problem, residual=problem.residual.clone())
@@ -206,7 +225,7 @@ def test_a_row_of_nan_touches_no_other(monkeypatch: pytest.MonkeyPatch, shifted:
 
 def test_head(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.make(9, 512)
-    use_tile(monkeypatch, head_op, 16, 2, 1)
+    use_tile(monkeypatch, head_op, 4, 16, 1)
     done = (problem.output, problem.post, problem.comb)
     weight, scale, base = pack_weight(problem.head_fn), problem.scale[:1], problem.base[:4].contiguous()
 
@@ -226,7 +245,7 @@ def test_head(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(run(problem.residual, done), run(streams, nothing))
 
 
-@pytest.mark.parametrize("tile", [(8, 4, 1), (32, 1, 1)], ids=str)
+@pytest.mark.parametrize("tile", [(8, 8, 2), (4, 16, 2)], ids=str)
 def test_engram(monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int]) -> None:
     problem = Problem.make(9, 1024)
     use_tile(monkeypatch, engram_op, *tile)

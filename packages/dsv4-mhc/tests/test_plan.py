@@ -5,7 +5,16 @@ from __future__ import annotations
 
 import pytest
 from dsv4_mhc.errors import ArgumentError, UnsupportedError
-from dsv4_mhc.plan import SHARED_LIMIT, Kernel, Tile, choose_tile, cluster_size, tiles
+from dsv4_mhc.plan import (
+    SHARED_LIMIT,
+    SHARED_OF_AN_SM,
+    Kernel,
+    choose_tile,
+    coupled_form,
+    resident_ctas,
+    slice_count,
+    tiles,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +26,7 @@ kernels = pytest.mark.parametrize("kernel", list(Kernel))
 @pytest.mark.parametrize("hidden", TUNED)
 def test_tuned_sizes(kernel: Kernel, hidden: int) -> None:
     found = tiles(kernel, hidden)
-    assert cluster_size(hidden) == 8
-    assert found[0].tokens == 8
+    assert slice_count(hidden) == 8
     assert found[-1].tokens >= 16
     assert [tile.tokens for tile in found] == sorted(tile.tokens for tile in found)
 
@@ -33,13 +41,16 @@ def test_tiles_divide_the_work(sixty_fours: int, kernel: Kernel) -> None:
         assert hidden % 256
         return
     for tile in found:
-        assert tile.cluster * tile.batches * tile.groups * 32 == hidden
-        assert tile.threads % 128 == 0
-        assert tile.threads <= 512
-        assert tile.tokens % tile.cluster == 0
-        assert tile.stages <= tile.batches
+        assert tile.slices * tile.steps * 64 == hidden
+        assert tile.cluster * tile.per_cta == tile.slices
+        assert tile.threads == 32 * (tile.tokens // 8) * tile.per_cta * tile.parallel <= 512
+        assert tile.tokens == tile.owned * tile.cluster
+        assert 1 <= tile.parallel <= tile.steps
+        assert tile.parallel == 1 or not tile.stages
         assert tile.shared_bytes(kernel) <= SHARED_LIMIT
-    assert len({tile.cluster for tile in found}) == 1
+        assert resident_ctas(kernel, tile) * (tile.shared_bytes(kernel) + 1024) <= SHARED_OF_AN_SM
+    if kernel is Kernel.ENGRAM:
+        assert len({tile.parallel for tile in found}) == 1
 
 
 @given(st.integers(1, 40_000), st.sampled_from(list(Kernel)), st.sampled_from(TUNED))
@@ -48,10 +59,11 @@ def test_larger_batches_never_get_smaller_tiles(tokens: int, kernel: Kernel, hid
     assert choose_tile(kernel, hidden, tokens + 1).tokens >= choose_tile(kernel, hidden, tokens).tokens
 
 
-def test_two_ctas_fit_on_an_sm_in_prefill() -> None:
-    tile = choose_tile(Kernel.SHIFTED, 5120, 8192)
-    assert tile == Tile(5120, 8, 64, 1, 1)
-    assert 2 * (tile.shared_bytes(Kernel.SHIFTED) + 1024) <= 228 * 1024
+@given(st.integers(1, 160), st.integers(1, 10_000))
+@settings(max_examples=100, deadline=None)
+def test_a_v4_seam_always_has_a_form(sixty_fours: int, tokens: int) -> None:
+    hidden = 64 * sixty_fours
+    assert choose_tile(coupled_form(hidden, tokens), hidden, tokens).hidden == hidden
 
 
 @pytest.mark.parametrize("hidden", [0, -64, 32, 5121])

@@ -14,16 +14,19 @@ from dsv4_mhc.weights import unpack_weight
 def test_round_trip_loses_2_to_minus_17(rows: int, hidden: int) -> None:
     fn = torch.randn(rows, 4 * hidden, generator=torch.Generator().manual_seed(3))
     packed = pack_weight(fn)
-    assert packed.shape == (hidden // 32, 2 * rows, 128)
+    assert packed.shape == (hidden // 32, 4, -(-rows // 8), 2, 256)
     assert ((unpack_weight(packed) - fn).abs() <= fn.abs() * 2.0**-17).all()
 
 
 def test_place_of_each_weight() -> None:
     fn = torch.zeros(24, 4 * 128)
-    fn[7, 2 * 128 + 3 * 32 + 5] = 1 + 2.0**-10
+    row, stream, chunk, lane, half, pair, element = 13, 2, 3, 1, 1, 0, 1
+    fn[row, 128 * stream + 32 * chunk + 8 * lane + 4 * half + 2 * pair + element] = 1 + 2.0**-10
     packed = pack_weight(fn)
-    assert packed[3, 7, 2 * 32 + 5] == 1
-    assert packed[3, 24 + 7, 2 * 32 + 5] == 2.0**-10
+    operand = packed[chunk, stream, row // 8, half].view(8, 4, 8)[row % 8, lane]
+    assert operand.nonzero().flatten().tolist() == [4 * pair + element, 4 * pair + 2 + element]
+    assert operand[4 * pair + element] == 1
+    assert operand[4 * pair + 2 + element] == 2.0**-10
     assert packed.count_nonzero() == 2
 
 

@@ -12,7 +12,9 @@ Compiled objects are kept by variant, because TileLang's own look-up hashes the 
 
 Automatic warp specialisation is off: it makes one CTA an SM with a producer warp out of everything, which is
 wrong for kernels that only stream. So are 256-bit accesses (not on SM90) and the guards around global
-accesses, whose bounds these kernels keep themselves.
+accesses, whose bounds these kernels keep themselves. Barriers that TileLang finds necessary stay, though
+kernels name every one that they need: it takes a warp's own places in shared memory for the CTA's and puts
+four into each step, but what was measured on a GPU had them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,17 @@ from typing import Any
 import torch
 
 from dsv4_mhc.errors import ArgumentError, NotCompiledError, UnsupportedError
-from dsv4_mhc.plan import Kernel, Quant, SeamOptions, Tile, tiles
+from dsv4_mhc.plan import (
+    FUSED_TOKENS,
+    Kernel,
+    Quant,
+    SeamOptions,
+    Tile,
+    check_hidden,
+    coupled_form,
+    finishing,
+    tiles,
+)
 
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 TILELANG = ((0, 1, 12), (0, 2))
@@ -60,6 +72,16 @@ def seam_variant(kernel: Kernel, tile: Tile, options: SeamOptions) -> Variant:
     """The variant of a seam kernel."""
     if kernel is Kernel.HEAD:
         return Variant("coupled", (tile, options, True))
+    if kernel is Kernel.PROJECT:
+        kept = SeamOptions(
+            post=options.post,
+            store_residual=options.store_residual,
+            collapse=False,
+            norm=False,
+            mean=options.mean,
+            y=False,
+        )
+        return Variant("shifted", (tile, kept))
     return Variant(kernel.value, (tile, options))
 
 
@@ -179,6 +201,7 @@ def variants(hidden: int, *, quants: Sequence[Quant] = (Quant.NONE,), wiring: st
         ArgumentError: Another wiring, or an H that is no multiple of 64.
         UnsupportedError: A kernel that has no tile for H.
     """
+    check_hidden(hidden)
     if wiring not in ("v4", "v4.1", "both"):
         raise ArgumentError("wiring", wiring, "'v4', 'v4.1' or 'both'")
     found = [Variant(module, (hidden,)) for module in ("expand", "mean", "post")]
@@ -186,20 +209,21 @@ def variants(hidden: int, *, quants: Sequence[Quant] = (Quant.NONE,), wiring: st
         Variant("collapse", (hidden, SeamOptions(post=post, store_residual=post, norm=norm)))
         for post, norm in ((False, False), (False, True), (True, True))
     ]
-    kernels = {"v4": [Kernel.COUPLED], "v4.1": [Kernel.SHIFTED], "both": [Kernel.COUPLED, Kernel.SHIFTED]}[
-        wiring
-    ]
-    for kernel in kernels:
+    coupled = list(dict.fromkeys(coupled_form(hidden, tokens) for tokens in (1, FUSED_TOKENS + 1)))
+    forms = {"v4": coupled, "v4.1": [Kernel.SHIFTED], "both": [*coupled, Kernel.SHIFTED]}[wiring]
+    for form in forms:
         for quant in quants:
             for post in (True, False):
                 options = SeamOptions(post=post, store_residual=post, y=quant is Quant.NONE, quant=quant)
-                found += [seam_variant(kernel, tile, options) for tile in tiles(kernel, hidden)]
-    if Kernel.COUPLED in kernels:
+                found += [seam_variant(form, tile, options) for tile in tiles(form, hidden)]
+                if form is Kernel.PROJECT:
+                    found.append(Variant("collapse", (hidden, finishing(options))))
+    if wiring != "v4.1":
         options = SeamOptions(post=True, store_residual=False)
         found += [seam_variant(Kernel.HEAD, tile, options) for tile in tiles(Kernel.HEAD, hidden)]
-    if Kernel.SHIFTED in kernels:
+    if wiring != "v4":
         found += [seam_variant(Kernel.ENGRAM, tile, SeamOptions()) for tile in tiles(Kernel.ENGRAM, hidden)]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def warmup(

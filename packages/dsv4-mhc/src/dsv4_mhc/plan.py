@@ -1,38 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel variant serves a call, and how it divides the work. Pure: no tensor, no device.
 
-A seam kernel gives a tile of `tokens` tokens to a cluster of `cluster` CTAs; each CTA takes a slice of the
-hidden dimension and goes through it in chunks of 32, `groups` chunks at a time. Results do not depend on
-`tokens` and `groups`: the number of CTAs of a cluster follows from H alone, sums over a slice are kept in
-four parts by chunk number modulo 4, and the tensor cores go through the chunks in order. So the tile may
-follow T and no result does.
+The hidden dimension is cut into slices, their number from H alone, and a slice into steps of 64 elements,
+which are two chunks of 32. A warp takes eight tokens through the steps of a slice; where few tokens leave the
+device empty, several warps share a slice's steps. A CTA has some slices of a tile of tokens, and a cluster of
+CTAs all of them.
 
-Rejected: a persistent grid (the tail of a wave costs less than the bookkeeping at these sizes is worth, and
-it would serialise a tile's epilogue with the next tile's loads, which two CTAs on an SM overlap);
-clusters of 16 (not portable, and they leave SMs idle where a GPC has 18).
+Results depend on none of this but H: the matrix instructions add up a step, its sums are added to those of
+the steps before it, whichever warps had them, and slices are added up in their order. So a tile may follow
+T.
+
+Rejected: a persistent grid (it would serialise a tile's end with the next one's loads); clusters of 16 (not
+portable, and they leave SMs idle where a GPC has 18).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 
 from dsv4_mhc.errors import ArgumentError, UnsupportedError
 
 STREAMS = 4
 CHUNK = 32
 """Hidden elements of a chunk: four lanes of eight BF16. Also a block of MXFP8."""
+STEP = 64
+"""Hidden elements of a step: two chunks, whose products are added up in the tensor cores."""
+WARP_TOKENS = 8
+"""Tokens of a warp, which is N of the matrix instruction."""
 LANES = 4
 """Threads that share a token's chunk."""
-DEPTH = STREAMS * CHUNK
-"""Extent of a chunk along the projection's K."""
-CLASSES = 4
-"""Partial sums kept apart within a slice, by chunk number modulo this."""
 FP8_GROUP = 128
 """Elements that share an FP32 scale."""
-WGMMA_ROWS = 64
-WARPGROUP = 128
+RESIDENT_THREADS = 512
+"""Threads of an SM that have 128 registers each."""
+WEIGHT_BYTES = STREAMS * 24 * 2 * CHUNK * 2
+"""Of a chunk's weights, high and low parts."""
+SHARED_SLACK = 512
+"""For what is allocated where a variant lacks a buffer, and alignment."""
 SHARED_LIMIT = 227 * 1024
 """Dynamic shared memory of a CTA on SM90 and SM100 (CUDA programming guide, compute capabilities)."""
 SHARED_OF_AN_SM = 228 * 1024
@@ -47,6 +54,8 @@ class Kernel(StrEnum):
 
     SHIFTED = "shifted"
     COUPLED = "coupled"
+    PROJECT = "project"
+    """V4's seam up to its coefficients; a collapse follows in a launch of its own."""
     HEAD = "head"
     ENGRAM = "engram"
 
@@ -68,6 +77,7 @@ class SeamOptions:
     Attributes:
         post: Begin with the post map of the finished sublayer; otherwise the residual is read as it is.
         store_residual: Write the streams after the post map. Only with `post`.
+        collapse: Find the sublayer's input.
         norm: RMSNorm of the sublayer's input.
         exact_statistic: The norm's mean of squares is that of the unrounded input (V4's order).
         mean: Also write the mean of the streams.
@@ -77,6 +87,7 @@ class SeamOptions:
 
     post: bool = True
     store_residual: bool = True
+    collapse: bool = True
     norm: bool = True
     exact_statistic: bool = False
     mean: bool = False
@@ -90,17 +101,34 @@ class Tile:
 
     Attributes:
         hidden: H.
-        cluster: CTAs that share a tile of tokens; each has H / cluster hidden elements.
-        tokens: Tokens of a tile, which is N of the matrix instruction.
-        groups: Chunks handled at a time.
-        stages: Buffers for the projection's weights.
+        cluster: CTAs that share a tile of tokens.
+        tokens: Tokens of a tile, a multiple of 8.
+        parallel: Warps that share the steps of a slice, for each 8 tokens.
+        stages: Buffers in shared memory for a chunk's weights, for each slice; 0 to load to registers.
+        depth: Buffers in shared memory for a warp's chunk of the streams and F; 0 to load to registers.
     """
 
     hidden: int
     cluster: int
     tokens: int
-    groups: int
-    stages: int
+    parallel: int
+    stages: int = 0
+    depth: int = 0
+
+    @property
+    def slices(self) -> int:
+        """Slices of the hidden dimension."""
+        return slice_count(self.hidden)
+
+    @property
+    def per_cta(self) -> int:
+        """Slices of a CTA."""
+        return self.slices // self.cluster
+
+    @property
+    def steps(self) -> int:
+        """Steps of a slice."""
+        return self.hidden // self.slices // STEP
 
     @property
     def span(self) -> int:
@@ -113,75 +141,70 @@ class Tile:
         return self.span // CHUNK
 
     @property
-    def batches(self) -> int:
-        """Steps of a CTA's main loop."""
-        return self.chunks // self.groups
+    def groups(self) -> int:
+        """Warps side by side for the tokens of a tile."""
+        return self.tokens // WARP_TOKENS
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA; at least a warpgroup, so with few tokens some repeat the last token's work."""
-        return max(WARPGROUP, LANES * self.groups * self.tokens)
-
-    @property
-    def slots(self) -> int:
-        """Partial sums that one thread keeps."""
-        return CLASSES // self.groups
+        """Threads of a CTA."""
+        return 32 * self.groups * self.per_cta * self.parallel
 
     @property
     def owned(self) -> int:
         """Tokens whose coefficients a CTA finishes."""
-        return max(1, self.tokens // self.cluster)
+        return self.tokens // self.cluster
 
     @property
-    def operand_bytes(self) -> int:
-        """Shared memory for one batch of streams."""
-        return self.tokens * self.groups * DEPTH * 2
-
-    @property
-    def weight_bytes(self) -> int:
-        """Shared memory for the weights' stages."""
-        return self.stages * WGMMA_ROWS * self.groups * DEPTH * 2
+    def parts(self) -> int:
+        """Partial sums that wait in shared memory for each token of a slice, in rows of 32."""
+        return self.steps if self.parallel > 1 else 0
 
     def shared_bytes(self, kernel: Kernel) -> int:
-        """Dynamic shared memory of the main loop, which the epilogue's buffers reuse."""
-        if kernel is Kernel.SHIFTED:
-            return self.weight_bytes + self.operand_bytes + self.tokens * self.span * 2
-        # What else they need is live beside the streams: partial sums of the cluster, and gates.
-        beside = 4 * (WGMMA_ROWS * self.tokens + 2 * self.cluster * self.owned * 26 + 32 * self.tokens)
+        """Dynamic shared memory, which no two buffers share: most are in use until the end."""
+        kept = {Kernel.SHIFTED: 1, Kernel.PROJECT: 0}.get(kernel, STREAMS)
+        rows = self.slices * self.tokens
+        sums = 32 * self.parts * self.per_cta * self.tokens + 25 * self.slices * self.owned + rows
+        if kernel in (Kernel.COUPLED, Kernel.HEAD):
+            sums += 5 * rows
         if kernel is Kernel.ENGRAM:
-            gates = 4 * 3 * STREAMS * self.cluster * self.tokens
-            return max(self.weight_bytes + gates, beside) + self.batches * self.operand_bytes
-        return max(self.weight_bytes, beside) + self.batches * self.operand_bytes
+            sums += 3 * STREAMS * (rows + self.per_cta * self.parallel * self.tokens)
+        ring = self.per_cta * self.stages * (WEIGHT_BYTES + 16)
+        ring += self.depth * self.threads * (STREAMS + 1) * 16
+        return 2 * kept * self.span * self.tokens + 4 * sums + ring + SHARED_SLACK
 
 
 def resident_ctas(kernel: Kernel, tile: Tile) -> int:
-    """CTAs that should share an SM.
+    """CTAs that should share an SM, which limits the registers of a thread: at least 128 are left to each.
 
-    Two where shared memory allows it, so that one's epilogue hides behind the other's loads; registers are
-    limited accordingly.
+    Where weights go to registers these are the limit: with 128, a warp waits for a few rows at a time.
     """
-    fits = 2 * (tile.shared_bytes(kernel) + SHARED_RESERVED) <= SHARED_OF_AN_SM
-    return 2 if fits and tile.threads <= 256 else 1
+    if not tile.stages:
+        return 1
+    shared = SHARED_OF_AN_SM // (tile.shared_bytes(kernel) + SHARED_RESERVED)
+    return max(1, min(RESIDENT_THREADS // tile.threads, shared))
 
 
-def cluster_size(hidden: int) -> int:
-    """CTAs of a cluster, from H alone: the most of 8, 4, 2 and 1 that divide H into whole chunks."""
-    return next(size for size in (8, 4, 2, 1) if hidden % (size * CHUNK) == 0)
+def slice_count(hidden: int) -> int:
+    """Slices of the hidden dimension: the most of 8, 4, 2 and 1 that divide H into whole steps."""
+    return next(count for count in (8, 4, 2, 1) if hidden % (count * STEP) == 0)
 
 
-PREFERRED: dict[Kernel, tuple[tuple[int, int, int], ...]] = {
-    Kernel.SHIFTED: ((8, 4, 3), (16, 4, 2), (32, 2, 2), (64, 1, 1)),
-    Kernel.COUPLED: ((8, 4, 2), (16, 4, 1), (32, 2, 1), (32, 1, 1)),
-    Kernel.HEAD: ((8, 4, 2), (16, 4, 1), (32, 2, 1), (32, 1, 1)),
-    Kernel.ENGRAM: ((8, 4, 2), (16, 4, 1), (32, 2, 1), (32, 1, 1)),
+PREFERRED: dict[Kernel, tuple[tuple[int, int, int, int], ...]] = {
+    Kernel.SHIFTED: ((8, 8, 10, 0), (8, 16, 5, 0), (4, 16, 1, 2), (2, 16, 1, 2)),
+    Kernel.COUPLED: ((8, 8, 10, 0), (8, 16, 5, 0)),
+    Kernel.PROJECT: ((4, 32, 1, 3),),
+    Kernel.HEAD: ((8, 8, 10, 0), (8, 16, 5, 0)),
+    Kernel.ENGRAM: ((8, 8, 5, 0), (8, 16, 5, 0)),
 }
-"""(tokens, groups, stages), smallest tile first."""
+"""(cluster, tokens, parallel, stages), for few tokens first. Measured on an H200 at H = 5120."""
 
-FALLBACK = ((32, 1, 1), (16, 2, 1), (16, 1, 1), (8, 2, 1), (8, 1, 1))
-"""For hidden sizes that the preferred tiles do not divide, or with which they do not fit."""
+FALLBACK = ((8, 8, 5, 0), (8, 8, 2, 0), (8, 8, 1, 0))
+"""For hidden sizes with which no preferred tile fits; the first that does."""
 
-WAVE = 132
-"""CTAs of a launch up to which a smaller tile is worth its extra reads of the weights: the SMs of an H200."""
+CLUSTERS = {1: 132, 2: 66, 4: 32, 8: 15}
+"""Clusters of each size that an H200 holds at once with a CTA on each SM. A cluster lies within a GPC, and
+not every GPC has room for two of eight."""
 
 
 def check_hidden(hidden: int) -> None:
@@ -194,6 +217,20 @@ def check_hidden(hidden: int) -> None:
         raise ArgumentError("hidden", hidden, "a positive multiple of 64")
 
 
+@cache
+def _usable(kernel: Kernel, hidden: int) -> tuple[Tile, ...]:
+    slices = slice_count(hidden)
+
+    def fitting(candidates: tuple[tuple[int, int, int, int], ...]) -> Iterator[Tile]:
+        for cluster, tokens, parallel, stages in candidates:
+            steps = hidden // slices // STEP
+            tile = Tile(hidden, min(cluster, slices), tokens, min(parallel, steps), stages)
+            if tile.threads <= RESIDENT_THREADS and tile.shared_bytes(kernel) <= SHARED_LIMIT:
+                yield tile
+
+    return tuple(dict.fromkeys(fitting(PREFERRED[kernel]))) or tuple(fitting(FALLBACK))[:1]
+
+
 def tiles(kernel: Kernel, hidden: int) -> tuple[Tile, ...]:
     """The tiles compiled for a hidden size, smallest first; at least one.
 
@@ -202,27 +239,19 @@ def tiles(kernel: Kernel, hidden: int) -> tuple[Tile, ...]:
         UnsupportedError: No tile fits into shared memory.
     """
     check_hidden(hidden)
-    cluster = cluster_size(hidden)
-
-    def usable(candidates: tuple[tuple[int, int, int], ...]) -> Iterator[Tile]:
-        for tokens, groups, stages in candidates:
-            tile = Tile(hidden, cluster, tokens, groups, stages)
-            whole = tile.chunks % groups == 0 and stages <= tile.batches
-            if whole and tile.shared_bytes(kernel) <= SHARED_LIMIT:
-                yield tile
-
-    found = tuple(usable(PREFERRED[kernel])) or tuple(usable(FALLBACK))[:1]
+    found = _usable(kernel, hidden)
     if not found:
+        slices = slice_count(hidden)
         raise UnsupportedError(
-            f"the {kernel} kernel has no tile for hidden size {hidden}: a cluster of {cluster} gives a CTA "
-            f"{hidden // cluster} elements, too many for {SHARED_LIMIT} bytes of shared memory; sizes that "
-            f"256 divides have clusters of 8"
+            f"the {kernel} kernel has no tile for hidden size {hidden}: a cluster of {slices} gives a CTA "
+            f"{hidden // slices} elements, too many for {SHARED_LIMIT} bytes of shared memory; sizes that "
+            f"512 divides have clusters of 8"
         )
     return found
 
 
 def choose_tile(kernel: Kernel, hidden: int, tokens: int) -> Tile:
-    """The smallest tile whose launch fits on the device at once, else the largest.
+    """The first tile whose launch fits on the device at once, else the last.
 
     Raises:
         ArgumentError: As for `tiles`.
@@ -230,6 +259,22 @@ def choose_tile(kernel: Kernel, hidden: int, tokens: int) -> Tile:
     """
     candidates = tiles(kernel, hidden)
     for tile in candidates:
-        if -(-tokens // tile.tokens) * tile.cluster <= WAVE:
+        if -(-tokens // tile.tokens) <= CLUSTERS[tile.cluster]:
             return tile
     return candidates[-1]
+
+
+FUSED_TOKENS = 240
+"""Tokens up to which V4's seam is one launch: what an H200 holds at once. 512 took 54 us in one launch and 40
+in two."""
+
+
+def coupled_form(hidden: int, tokens: int) -> Kernel:
+    """COUPLED, which keeps the streams on chip, or PROJECT and a collapse: bit for bit the same results."""
+    fused = tokens <= FUSED_TOKENS and _usable(Kernel.COUPLED, hidden)
+    return Kernel.COUPLED if fused else Kernel.PROJECT
+
+
+def finishing(options: SeamOptions) -> SeamOptions:
+    """Options of the collapse that follows PROJECT."""
+    return replace(options, post=False, store_residual=False, mean=False)

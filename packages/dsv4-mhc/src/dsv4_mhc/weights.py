@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The projection's weights in the form that the kernels read.
 
-A weight w becomes hi = BF16(w) and lo = BF16(w - hi); what is lost is at most 2^-17 of w. The parts are
-stacked as rows and cut into chunks of 32 hidden elements, so that a chunk of one CTA is one piece of memory:
+A weight w becomes hi = BF16(w) and lo = BF16(w - hi); what is lost is at most 2^-17 of w. High and low parts
+of eight rows are the sixteen rows of a matrix instruction (V4's head, which has four rows, fills up with
+zeros). For each chunk of 32 hidden elements and each stream, the operand's fragments follow each other as the
+lanes of a warp hold them (PTX ISA 9.4, 9.7.16.5.8, A of m16n8k16): eight elements a lane, which are two of
+high parts, two of low parts, and the same of the next two elements.
 
-    packed[c, p R + r, 32 i + e] = part p of fn[r, i H + 32 c + e]      [H / 32, 2 R, 128] BF16
+    packed[c, i, b, s, r, l, 4 m + 2 p + e] = part p of fn[8 b + r, i H + 32 c + 8 l + 4 s + 2 m + e]
 
-with i the stream. The same bytes as FP32 weights.
+with i the stream, b a block of eight rows, and r, l the lane. [H / 32, 4, 3 or 1, 2, 256] BF16: the same
+bytes as FP32 weights.
 """
 
 from __future__ import annotations
@@ -14,7 +18,14 @@ from __future__ import annotations
 import torch
 
 from dsv4_mhc.errors import ArgumentError
-from dsv4_mhc.plan import CHUNK, DEPTH, STREAMS, check_hidden
+from dsv4_mhc.plan import CHUNK, LANES, STREAMS, check_hidden
+
+ROWS = 8
+"""Rows of a block."""
+FRAGMENT = 2 * ROWS * CHUNK // 2
+"""Elements of an operand: high and low parts of half a chunk."""
+SHAPES = {24: (STREAMS, 3, 2, FRAGMENT), 4: (STREAMS, 1, 2, FRAGMENT)}
+"""Packed shape behind the chunks, for each number of rows."""
 
 
 def pack_weight(fn: torch.Tensor) -> torch.Tensor:
@@ -25,7 +36,7 @@ def pack_weight(fn: torch.Tensor) -> torch.Tensor:
             RMSNorm before the projection, if a checkpoint has one, is folded in already.
 
     Returns:
-        [H / 32, 48, 128] or [H / 32, 8, 128] BF16, contiguous, on the same device.
+        [H / 32, 4, 3, 2, 256] or [H / 32, 4, 1, 2, 256] BF16, contiguous, on the same device.
 
     Raises:
         ArgumentError: Another shape or dtype.
@@ -38,9 +49,13 @@ def pack_weight(fn: torch.Tensor) -> torch.Tensor:
     check_hidden(hidden)
     high = fn.to(torch.bfloat16)
     low = (fn - high.float()).to(torch.bfloat16)
-    rows = 2 * fn.shape[0]
-    parts = torch.cat([high, low]).view(rows, STREAMS, hidden // CHUNK, CHUNK)
-    return parts.permute(2, 0, 1, 3).reshape(hidden // CHUNK, rows, DEPTH).contiguous()
+    blocks = -(-fn.shape[0] // ROWS)
+    parts = torch.zeros(2, blocks * ROWS, STREAMS * hidden, dtype=torch.bfloat16, device=fn.device)
+    parts[:, : fn.shape[0]] = torch.stack([high, low])
+    split = parts.view(2, blocks, ROWS, STREAMS, hidden // CHUNK, LANES, 2, 2, 2)
+    return (
+        split.permute(4, 3, 1, 6, 2, 5, 7, 0, 8).reshape(hidden // CHUNK, STREAMS, blocks, 2, -1).contiguous()
+    )
 
 
 def unpack_weight(packed: torch.Tensor) -> torch.Tensor:
@@ -49,15 +64,10 @@ def unpack_weight(packed: torch.Tensor) -> torch.Tensor:
     Raises:
         ArgumentError: Not the shape or dtype that `pack_weight` gives.
     """
-    if (
-        packed.dtype != torch.bfloat16
-        or packed.dim() != 3
-        or packed.shape[1] not in (8, 48)
-        or packed.shape[2] != DEPTH
-    ):
-        raise ArgumentError("weight", (packed.dtype, tuple(packed.shape)), "the result of pack_weight")
-    chunks, rows, _ = packed.shape
-    parts = (
-        packed.view(chunks, rows, STREAMS, CHUNK).permute(1, 2, 0, 3).reshape(rows, STREAMS * chunks * CHUNK)
-    )
-    return parts[: rows // 2].float() + parts[rows // 2 :].float()
+    shape = tuple(packed.shape)
+    if packed.dtype != torch.bfloat16 or len(shape) != 5 or shape[1:] not in SHAPES.values():
+        raise ArgumentError("weight", (packed.dtype, shape), "the result of pack_weight")
+    rows = next(rows for rows, rest in SHAPES.items() if rest == shape[1:])
+    split = packed.view(*shape[:4], ROWS, LANES, 2, 2, 2).permute(7, 2, 4, 1, 0, 5, 3, 6, 8)
+    parts = split.reshape(2, -1, STREAMS * shape[0] * CHUNK)[:, :rows]
+    return parts[0].float() + parts[1].float()

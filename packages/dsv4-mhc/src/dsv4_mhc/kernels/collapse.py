@@ -9,17 +9,20 @@ import tilelang.language as T
 
 from dsv4_mhc.kernels.device import (
     BF16,
+    E4M3,
     FP32,
-    add_squares,
-    block_sum,
+    PRELUDE,
+    add_row_squares,
     load_gains,
     load_row,
     load_streams,
     mix_streams,
     narrow,
+    quantize_fp8,
+    quantize_mxfp8,
     widen,
 )
-from dsv4_mhc.plan import STREAMS, SeamOptions
+from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, Quant, SeamOptions, slice_count
 
 MAX_THREADS = 512
 
@@ -32,10 +35,16 @@ def row_threads(hidden: int) -> int:
 
 
 def build(hidden: int, options: SeamOptions):
-    """The TileLang function for a hidden size and options; `y` is always written, `quant` never."""
+    """The TileLang function for a hidden size and options."""
     tokens = T.dynamic("tokens")
+    scale_bytes = T.dynamic("scale_bytes")
     threads = row_threads(hidden)
-    steps = -(-hidden // (8 * threads))
+    rounds = -(-hidden // (8 * threads))
+    slices = slice_count(hidden)
+    steps = hidden // slices // STEP
+    quant = options.quant
+    scale_shape = (scale_bytes,) if quant is Quant.MXFP8 else (tokens, hidden // 128)
+    scale_dtype = "uint8" if quant is Quant.MXFP8 else FP32
 
     def present(used: bool, shape, dtype):
         return T.Tensor(shape, dtype) if used else T.Tensor((tokens, STREAMS, hidden), BF16)
@@ -49,31 +58,36 @@ def build(hidden: int, options: SeamOptions):
         carried: T.Tensor((tokens, STREAMS), FP32),
         norm_weight: present(options.norm, (hidden,), BF16),
         residual_out: T.Tensor((tokens, STREAMS, hidden), BF16),
-        y: T.Tensor((tokens, hidden), BF16),
+        y: present(options.y, (tokens, hidden), BF16),
+        codes_out: present(quant is not Quant.NONE, (tokens, hidden), E4M3),
+        scales_out: present(quant is not Quant.NONE, scale_shape, scale_dtype),
         mean_out: present(options.mean, (tokens, hidden), BF16),
         norm_eps: T.float32,
     ):
-        with T.Kernel(tokens, threads=threads) as token:
+        with T.Kernel(tokens, threads=threads, prelude=PRELUDE) as token:
             thread = T.get_thread_binding(0)
-            partial_s = T.alloc_shared((threads // 32,), FP32)
+            squares_s = T.alloc_shared((slices * steps * LANES,), FP32)
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
             packed = T.alloc_local((STREAMS, 8), BF16)
-            kept = T.alloc_local((steps, 8), BF16)
+            kept = T.alloc_local((rounds, 8), BF16)
             mixed = T.alloc_local((1, 8), FP32)
             total = T.alloc_local((1, 8), FP32)
             mean = T.alloc_local((1, 8), FP32)
+            codes = T.alloc_local((8,), E4M3)
+            part = T.alloc_local((2,), FP32)
             post_gain = T.alloc_local((STREAMS,), FP32)
             pre_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
-            squares = T.alloc_local((1,), FP32)
+            squares = T.alloc_local((2,), FP32)
 
-            squares[0] = T.float32(0)
             for i in T.vectorized(STREAMS):
                 pre_gain[i] = carried[token, i]
             if options.post:
                 load_gains(post_gain, comb_gain, post_in, comb_in, token)
-            for step in T.unroll(steps):
-                column = (step * threads + thread) * 8
+            for k in T.unroll(rounds):
+                vector = k * threads + thread
+                column = vector * 8
+                squares[0] = T.float32(0)
                 if column < hidden:
                     load_streams(raw, residual, token, column)
                     for v in T.unroll(8):
@@ -97,26 +111,55 @@ def build(hidden: int, options: SeamOptions):
                         narrow(packed, 0, mean, 0)
                         for v in T.vectorized(8):
                             mean_out[token, column + v] = packed[0, v]
-                    narrow(kept, step, total, 0)
+                    narrow(kept, k, total, 0)
                     if options.norm:
                         if not options.exact_statistic:
-                            widen(total, 0, kept, step)
-                        add_squares(squares, 0, total, 0)
+                            widen(total, 0, kept, k)
+                        add_row_squares(squares, 0, total)
+                if options.norm:
+                    squares[0] = squares[0] + T.shfl_xor(squares[0], LANES)
+                    if column < hidden and vector // LANES % 2 == 0:
+                        squares_s[vector // (2 * LANES) * LANES + vector % LANES] = squares[0]
             if options.norm:
-                block_sum(squares, 0, partial_s, thread, threads // 32)
-                squares[0] = T.rsqrt(squares[0] * T.float32(1.0 / hidden) + norm_eps)
-            for step in T.unroll(steps):
-                column = (step * threads + thread) * 8
-                if column < hidden:
-                    if options.norm:
-                        widen(mixed, 0, kept, step)
-                        for v in T.vectorized(8):
-                            packed[0, v] = norm_weight[column + v]
-                        widen(total, 0, packed, 0)
-                        for v in T.unroll(8):
-                            mixed[0, v] = mixed[0, v] * squares[0] * total[0, v]
-                        narrow(kept, step, mixed, 0)
+                T.sync_threads()
+                # Every warp adds up the steps' sums as a seam's cluster does: lanes of a slice, then slices.
+                squares[0] = T.float32(0)
+                for s in T.unroll(steps):
+                    squares[0] = (
+                        squares[0]
+                        + squares_s[
+                            (T.min(thread % 32 // LANES, slices - 1) * steps + s) * LANES + thread % LANES
+                        ]
+                    )
+                squares[0] = squares[0] + T.shfl_xor(squares[0], 1)
+                squares[0] = squares[0] + T.shfl_xor(squares[0], 2)
+                squares[1] = T.float32(0)
+                for s in T.unroll(slices):
+                    squares[1] = squares[1] + T.shfl_sync(squares[0], s * LANES)
+                squares[1] = T.rsqrt(squares[1] * T.float32(1.0 / hidden) + norm_eps)
+            for k in T.unroll(rounds):
+                store = T.alloc_var("bool")
+                store = (k * threads + thread) * 8 < hidden
+                column = T.min((k * threads + thread) * 8, hidden - 8)
+                if options.norm:
+                    widen(mixed, 0, kept, k)
                     for v in T.vectorized(8):
-                        y[token, column + v] = kept[step, v]
+                        packed[0, v] = norm_weight[column + v]
+                    widen(total, 0, packed, 0)
+                    for v in T.unroll(8):
+                        mixed[0, v] = mixed[0, v] * squares[1] * total[0, v]
+                    narrow(kept, k, mixed, 0)
+                if options.y:
+                    if store:
+                        for v in T.vectorized(8):
+                            y[token, column + v] = kept[k, v]
+                if quant is Quant.MXFP8:
+                    widen(mixed, 0, kept, k)
+                    quantize_mxfp8(
+                        codes, mixed, part, codes_out, scales_out, token, column, store, hidden // CHUNK
+                    )
+                if quant is Quant.FP8:
+                    widen(mixed, 0, kept, k)
+                    quantize_fp8(codes, mixed, part, codes_out, scales_out, token, column, store)
 
     return mhc_collapse

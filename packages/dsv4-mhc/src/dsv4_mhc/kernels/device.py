@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels share: vectors of eight BF16, the arithmetic of a seam, sums over a cluster, coefficients.
+"""What the kernels share: vectors of eight BF16, the arithmetic of a seam, Sinkhorn, quantisation.
 
 Thread-level code inside TileLang: these kernels need to say which thread has which element, because the order
-of every sum is part of their contract, and tile operators leave that to layout inference. The tensor-core
-product alone is a tile operator (`T.gemm`).
+of every sum is part of their contract, and tile operators leave that to layout inference.
 
-Escapes from TileLang, all in `PRELUDE`: a store into another CTA's shared memory (TileLang has it for bulk
-copies only), and the approximate reciprocal (1 ulp, PTX ISA 9.7.3.13) and power of two (9.7.3.21), which
-Sinkhorn's 160 divisions per row of four and the gates are made of; TileLang offers them for a whole module
-only.
+Escapes from TileLang, all in `PRELUDE`: a store into another CTA's shared memory; the cluster's barrier in
+two halves; mbarriers with bulk copies where one lane of a warp issues them; mma.sync on operands that are
+registers already; loads that do not stay in the L1; two BF16 of a register to FP32 by a shift and a mask,
+where a cast takes three instructions; the approximate reciprocal (1 ulp, PTX ISA 9.7.3.13) and power of two
+(9.7.3.21), which Sinkhorn's 160 divisions per row of four and the gates are made of; TileLang offers them for
+a whole module only.
 
-A buffer that other CTAs of the cluster write is first written by its owner, before the cluster barrier that
-precedes their writes ("claimed"). TileLang lets buffers share memory when their uses do not overlap in
-program order, and knows nothing of uses from outside; the claim puts the buffer into program order early
-enough.
+A buffer that other CTAs of the cluster write is claimed before this CTA arrives at the barrier that precedes
+their writes. TileLang lets buffers share memory when their uses do not overlap in program order, and knows
+nothing of uses from outside; the claim puts the buffer into program order early enough. That first arrival
+needs no release: nothing was written for the others.
 """
 
 from __future__ import annotations
 
 import tilelang.language as T
 
-from dsv4_mhc.plan import LANES, STREAMS, Tile
+from dsv4_mhc.plan import STREAMS
 
 BF16 = "bfloat16"
 FP32 = "float32"
@@ -33,6 +34,88 @@ __device__ __forceinline__ void dsv4_store_remote(float* address, int rank, floa
   unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(address)), remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
   asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote), "f"(value) : "memory");
+}
+__device__ __forceinline__ unsigned dsv4_shared(const void* address) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(address));
+}
+__device__ __forceinline__ void dsv4_claim(const float* address) {
+  asm volatile("" :: "l"(address) : "memory");
+}
+__device__ __forceinline__ void dsv4_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void dsv4_cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void dsv4_cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void dsv4_load_once(void* target, const void* source) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(source));
+  *reinterpret_cast<uint4*>(target) = value;
+}
+__device__ __forceinline__ void dsv4_copy_async(void* target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+    :: "r"(dsv4_shared(target)), "l"(source) : "memory");
+}
+__device__ __forceinline__ void dsv4_copied(void* target, const void* source) {
+  *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
+}
+__device__ __forceinline__ void dsv4_copies_end() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void dsv4_copies_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kLeft) : "memory");
+}
+__device__ __forceinline__ void dsv4_mma(float* d, uint4 a, unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+    : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+template <int kBlocks>
+__device__ __forceinline__ void dsv4_project(float* sums, const void* streams, const void* weights) {
+  const uint4 x = *reinterpret_cast<const uint4*>(streams);
+  const uint4* parts = reinterpret_cast<const uint4*>(weights);
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    dsv4_mma(sums + 4 * block, parts[64 * block], x.x, x.y);
+    dsv4_mma(sums + 4 * block, parts[64 * block + 32], x.z, x.w);
+  }
+}
+__device__ __forceinline__ void dsv4_barrier_init(void* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(dsv4_shared(barrier)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void dsv4_barrier_arrive(void* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(dsv4_shared(barrier)) : "memory");
+}
+__device__ __forceinline__ void dsv4_barrier_wait(void* barrier, int parity) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done) : "r"(dsv4_shared(barrier)), "r"(parity) : "memory");
+  } while (!done);
+}
+__device__ __forceinline__ void dsv4_fetch(void* target, const void* pieces, int number, int bytes,
+                                           void* barrier) {
+  const char* source = reinterpret_cast<const char*>(pieces) + static_cast<int64_t>(number) * bytes;
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+    :: "r"(dsv4_shared(barrier)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+    :: "r"(dsv4_shared(target)), "l"(source), "r"(bytes), "r"(dsv4_shared(barrier)) : "memory");
+}
+template <int kPairs>
+__device__ __forceinline__ void dsv4_widen(float* wide, const void* packed) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const unsigned pair = reinterpret_cast<const unsigned*>(packed)[i];
+    wide[2 * i] = __uint_as_float(pair << 16);
+    wide[2 * i + 1] = __uint_as_float(pair & 0xffff0000u);
+  }
 }
 __device__ __forceinline__ float dsv4_reciprocal(float x) {
   float y;
@@ -70,6 +153,79 @@ def store_remote(element, rank, value):
     return T.call_extern("handle", "dsv4_store_remote", T.address_of(element), rank, value)
 
 
+def load_once(target, source):
+    """Sixteen bytes that are read once, past the L1."""
+    return T.call_extern("handle", "dsv4_load_once", T.address_of(target), T.address_of(source))
+
+
+def copy_async(target, source):
+    """Start copying sixteen bytes into shared memory."""
+    return T.call_extern("handle", "dsv4_copy_async", T.address_of(target), T.address_of(source))
+
+
+def copied(target, source):
+    """Load sixteen bytes that this thread has copied."""
+    return T.call_extern("handle", "dsv4_copied", T.address_of(target), T.address_of(source))
+
+
+def copies_end():
+    """End a group of copies, which may be empty."""
+    return T.call_extern("handle", "dsv4_copies_end")
+
+
+def copies_wait(left: int):
+    """Wait until no more than `left` of this thread's groups are under way."""
+    return T.call_extern("handle", f"dsv4_copies_wait<{left}>")
+
+
+def project(sums, streams, weights, blocks: int):
+    """Add to sums: weights times eight elements a lane of a stream."""
+    return T.call_extern(
+        "handle", f"dsv4_project<{blocks}>", T.address_of(sums), T.address_of(streams), T.address_of(weights)
+    )
+
+
+def barrier_init(barrier, count):
+    """Make a shared uint64 a barrier of `count` arrivals."""
+    return T.call_extern("handle", "dsv4_barrier_init", T.address_of(barrier), count)
+
+
+def barrier_arrive(barrier):
+    """One arrival."""
+    return T.call_extern("handle", "dsv4_barrier_arrive", T.address_of(barrier))
+
+
+def barrier_wait(barrier, parity):
+    """Wait until the barrier's phase of this parity is complete."""
+    return T.call_extern("handle", "dsv4_barrier_wait", T.address_of(barrier), parity)
+
+
+def fetch_piece(target, pieces, number, size: int, barrier):
+    """Start a bulk copy of a piece of `size` bytes into shared memory, `number` pieces behind `pieces`.
+
+    The barrier's one arrival and its bytes are the copy's.
+    """
+    return T.call_extern(
+        *("handle", "dsv4_fetch", T.address_of(target), T.address_of(pieces), number, size),
+        T.address_of(barrier),
+    )
+
+
+def cluster_arrive_relaxed():
+    """Say that this CTA runs; promises nothing about its writes."""
+    return T.call_extern("handle", "dsv4_cluster_arrive_relaxed")
+
+
+def cluster_arrive():
+    """Say that this CTA is here; its writes so far, here or remote, are seen by who then waits."""
+    return T.call_extern("handle", "dsv4_cluster_arrive")
+
+
+def cluster_wait():
+    """Wait until all CTAs of the cluster have arrived."""
+    return T.call_extern("handle", "dsv4_cluster_wait")
+
+
 @T.macro
 def load_streams(raw, residual, token, column):
     """raw[0:4] = eight elements of each stream."""
@@ -85,11 +241,12 @@ def load_row(raw, slot, source, token, column):
         raw[slot, v] = source[token, column + v]
 
 
-@T.macro
 def widen(wide, slot, raw, source):
-    """wide[slot] = raw[source] in FP32."""
-    for v in T.vectorized(8):
-        wide[slot, v] = T.cast(raw[source, v], FP32)
+    """wide[slot] = raw[source] in FP32.
+
+    Two elements from a register take a shift and a mask; what TileLang makes of a cast takes three.
+    """
+    return T.call_extern("handle", "dsv4_widen<4>", T.address_of(wide[slot, 0]), T.address_of(raw[source, 0]))
 
 
 @T.macro
@@ -119,8 +276,7 @@ def mix_streams(packed, raw, post_gain, comb_gain):
     mixed = T.alloc_local((4,), FP32)
     for half in T.unroll(2):
         for i in T.unroll(STREAMS + 1):
-            for v in T.vectorized(4):
-                wide[i, v] = T.cast(raw[i, half * 4 + v], FP32)
+            T.call_extern("handle", "dsv4_widen<2>", T.address_of(wide[i, 0]), T.address_of(raw[i, half * 4]))
         for j in T.unroll(STREAMS):
             for v in T.unroll(4):
                 mixed[v] = post_gain[j] * wide[STREAMS, v]
@@ -138,92 +294,71 @@ def add_squares(total, slot, wide, source):
 
 
 @T.macro
-def add_to_class(sums, part, batch, tile: Tile):
-    """Add a batch's part to its class of chunk numbers modulo 4; a thread has the classes of its group."""
-    for q in T.unroll(tile.slots):
-        sums[q] = sums[q] + T.if_then_else(batch % tile.slots == q, part, T.float32(0))
+def add_row_squares(total, slot, wide):
+    """total[slot] += a lane's share of a chunk's squares of y: one order for all kernels that normalise."""
+    part = T.alloc_local((2,), FP32)
+    part[0] = T.float32(0)
+    part[1] = T.float32(0)
+    for v in T.unroll(8):
+        part[v % 2] = part[v % 2] + wide[0, v] * wide[0, v]
+    total[slot] = total[slot] + (part[0] + part[1])
+
+
+def claim(buffer):
+    """A use of a flat FP32 buffer that costs nothing, before the others may write into it."""
+    return T.call_extern("handle", "dsv4_claim", T.address_of(buffer[0]))
 
 
 @T.macro
-def fold_classes(total, slot, sums, tile: Tile):
-    """total[slot] = sum over classes, groups and lanes, in one order whatever the number of groups."""
-    if tile.groups == 1:
-        total[slot] = (sums[0] + sums[1]) + (sums[2] + sums[3])
-    elif tile.groups == 2:
-        for q in T.unroll(2):
-            sums[q] = sums[q] + T.shfl_xor(sums[q], LANES)
-        total[slot] = sums[0] + sums[1]
-    else:
-        total[slot] = sums[0] + T.shfl_xor(sums[0], LANES)
-        total[slot] = total[slot] + T.shfl_xor(total[slot], 2 * LANES)
-    total[slot] = total[slot] + T.shfl_xor(total[slot], 1)
-    total[slot] = total[slot] + T.shfl_xor(total[slot], 2)
-
-
-@T.macro
-def claim(buffer, elements, thread, tile: Tile):
-    """First write of a flat FP32 buffer that other CTAs write after the next cluster barrier."""
-    for k in T.serial(-(-elements // tile.threads)):
-        if k * tile.threads + thread < elements:
-            buffer[k * tile.threads + thread] = T.float32(0)
-
-
-@T.macro
-def coefficient_logits(own, gathered, scale, base, token, lane, rms_eps, tile: Tile):
-    """Logits of a token: own[0] of pre, own[1] of post, own[2:6] of a comb row; summed in CTA order."""
-    own[6] = T.float32(0)
-    for i in T.unroll(6):
-        own[i] = T.float32(0)
-    for k in T.unroll(tile.cluster):
-        own[0] = own[0] + gathered[(k * tile.owned + token) * 25 + lane]
-        own[1] = own[1] + gathered[(k * tile.owned + token) * 25 + 4 + lane]
+def rows(matrix, eps):
+    """One row step."""
+    factor = T.alloc_local((STREAMS,), FP32)
+    for j in T.unroll(STREAMS):
+        factor[j] = reciprocal(
+            (matrix[4 * j] + matrix[4 * j + 1]) + (matrix[4 * j + 2] + matrix[4 * j + 3]) + eps
+        )
         for i in T.unroll(STREAMS):
-            own[2 + i] = own[2 + i] + gathered[(k * tile.owned + token) * 25 + 8 + 4 * lane + i]
-        own[6] = own[6] + gathered[(k * tile.owned + token) * 25 + 24]
-    own[6] = T.rsqrt(own[6] * T.float32(1.0 / (STREAMS * tile.hidden)) + rms_eps)
-    own[0] = own[0] * own[6] * scale[0] + base[lane]
-    own[1] = own[1] * own[6] * scale[1] + base[4 + lane]
-    for i in T.unroll(STREAMS):
-        own[2 + i] = own[2 + i] * own[6] * scale[2] + base[8 + 4 * lane + i]
+            matrix[4 * j + i] = matrix[4 * j + i] * factor[j]
 
 
 @T.macro
-def columns(own, sums, eps):
-    """One column step: four lanes have a row each."""
+def columns(matrix, eps):
+    """One column step."""
+    factor = T.alloc_local((STREAMS,), FP32)
     for i in T.unroll(STREAMS):
-        sums[i] = own[2 + i] + T.shfl_xor(own[2 + i], 1)
-        sums[i] = sums[i] + T.shfl_xor(sums[i], 2)
-        own[2 + i] = own[2 + i] * reciprocal(sums[i] + eps)
+        factor[i] = reciprocal((matrix[i] + matrix[4 + i]) + (matrix[8 + i] + matrix[12 + i]) + eps)
+        for j in T.unroll(STREAMS):
+            matrix[4 * j + i] = matrix[4 * j + i] * factor[i]
 
 
 @T.macro
-def sinkhorn(own, sums, eps, iterations):
-    """Logits own[2:6] of a row to the row of the matrix, with the rows of the other three lanes."""
-    sums[0] = T.max(T.max(own[2], own[3]), T.max(own[4], own[5]))
+def sinkhorn(own, lane, eps, iterations):
+    """Logits own[2:6] of a row to the row of the matrix; four lanes have a token's rows.
+
+    After the softmax each lane has the whole matrix and does every row and column: the iterations are a chain
+    that everything waits for, and shuffles would be half of it.
+    """
+    matrix = T.alloc_local((STREAMS * STREAMS,), FP32)
+    work = T.alloc_local((1,), FP32)
+    work[0] = T.max(T.max(own[2], own[3]), T.max(own[4], own[5]))
     for i in T.unroll(STREAMS):
-        own[2 + i] = exponential(own[2 + i] - sums[0])
-    sums[0] = reciprocal((own[2] + own[3]) + (own[4] + own[5]))
+        own[2 + i] = exponential(own[2 + i] - work[0])
+    work[0] = reciprocal((own[2] + own[3]) + (own[4] + own[5]))
     for i in T.unroll(STREAMS):
-        own[2 + i] = own[2 + i] * sums[0] + eps
-    columns(own, sums, eps)
+        own[2 + i] = own[2 + i] * work[0] + eps
+    for j in T.unroll(STREAMS):
+        for i in T.unroll(STREAMS):
+            matrix[4 * j + i] = T.shfl_sync(own[2 + i], j, STREAMS)
+    columns(matrix, eps)
     for _ in T.serial(iterations - 1):
-        sums[0] = reciprocal((own[2] + own[3]) + (own[4] + own[5]) + eps)
-        for i in T.unroll(STREAMS):
-            own[2 + i] = own[2 + i] * sums[0]
-        columns(own, sums, eps)
-
-
-@T.macro
-def block_sum(total, slot, partial_s, thread, warps):
-    """total[slot] = sum over the CTA's threads, in one order; `partial_s` has an element for each warp."""
-    for i in T.unroll(5):
-        total[slot] = total[slot] + T.shfl_xor(total[slot], 1 << i)
-    if thread % 32 == 0:
-        partial_s[thread // 32] = total[slot]
-    T.sync_threads()
-    total[slot] = T.float32(0)
-    for i in T.serial(warps):
-        total[slot] = total[slot] + partial_s[i]
+        rows(matrix, eps)
+        columns(matrix, eps)
+    for i in T.unroll(STREAMS):
+        own[2 + i] = T.if_then_else(
+            lane < 2,
+            T.if_then_else(lane == 0, matrix[i], matrix[4 + i]),
+            T.if_then_else(lane == 2, matrix[8 + i], matrix[12 + i]),
+        )
 
 
 @T.macro

@@ -7,9 +7,15 @@ shared memory for their gates, as in the coupled seam: 15 H BF16 a token (stream
 keys, the value, y).
 
 First pass: post map, and three sums over the row for each stream: streams squared, keys squared, and the
-product of stream, key and both norm weights. The cluster exchanges them, each CTA adds them up in CTA order
-and has the gates. Second pass: the value is added, the sum rounded, written, and multiplied by the weights.
+product of stream, key and both norm weights. A warp adds up its steps, the CTA its warps, the cluster
+exchanges what the slices give, and each CTA adds that up in the slices' order and has the gates. Second pass:
+the value is added, the sum rounded, written, and multiplied by the weights.
+
+Which warp takes which step decides the order of the first pass's sums; so all tiles of a hidden size divide a
+slice among as many warps.
 """
+
+from dataclasses import replace
 
 import tilelang.language as T
 
@@ -17,37 +23,118 @@ from dsv4_mhc.kernels.device import (
     BF16,
     FP32,
     PRELUDE,
-    add_squares,
-    add_to_class,
     claim,
-    coefficient_logits,
-    fold_classes,
+    cluster_arrive,
+    cluster_arrive_relaxed,
+    cluster_wait,
     load_gains,
-    load_row,
-    load_streams,
-    mix_streams,
+    load_once,
     narrow,
     sigmoid,
-    sinkhorn,
     store_remote,
     widen,
 )
-from dsv4_mhc.plan import CHUNK, DEPTH, LANES, STREAMS, WGMMA_ROWS, SeamOptions, Tile
+from dsv4_mhc.kernels.seam import (
+    PARTIALS,
+    Sent,
+    collapse_chunk,
+    end_step,
+    fetch,
+    finish_chunk,
+    finish_coefficients,
+    keep,
+    load_chunk,
+    project_chunk,
+    send_sums,
+    write_input,
+)
+from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, WARP_TOKENS, Kernel, SeamOptions, Tile, resident_ctas
 
 ROWS = 24
+BLOCKS = 3
 SUMS = 3 * STREAMS
 EACH_STREAM = tuple(range(STREAMS))
-EACH_SUM = tuple(range(SUMS))
 """Loops over these are written out, so that the sums stay in registers."""
-WRITERS = 16
+
+
+@T.macro
+def weigh_chunk(kept_s, sums, packed, keys, query_weight, key_weight, chunk, row, lane, column):
+    """Keep a chunk's streams; add to sums[3 j:] of each stream its products, its squares and its key's."""
+    raw = T.alloc_local((2, 8), BF16)
+    gain = T.alloc_local((2, 8), FP32)
+    wide = T.alloc_local((1, 8), FP32)
+    key = T.alloc_local((1, 8), FP32)
+    for v in T.vectorized(8):
+        raw[0, v] = query_weight[column + v]
+    for v in T.vectorized(8):
+        raw[1, v] = key_weight[column + v]
+    widen(gain, 0, raw, 0)
+    widen(gain, 1, raw, 1)
+    for v in T.unroll(8):
+        gain[0, v] = gain[0, v] * gain[1, v]
+    for j in EACH_STREAM:
+        keep(kept_s, chunk, j, row, lane, packed, j)
+        widen(wide, 0, packed, j)
+        widen(key, 0, keys, j)
+        for v in T.unroll(8):
+            sums[3 * j] = sums[3 * j] + wide[0, v] * key[0, v] * gain[0, v]
+            sums[3 * j + 1] = sums[3 * j + 1] + wide[0, v] * wide[0, v]
+            sums[3 * j + 2] = sums[3 * j + 2] + key[0, v] * key[0, v]
+
+
+@T.macro
+def send_weighed(gathered_gate, warps_s, sums, rank, turn, inside, row, lane, thread, tile: Tile):
+    """A CTA's sums of its slices to every CTA: lanes, then warps in their order."""
+    for i in T.unroll(SUMS):
+        sums[i] = sums[i] + T.shfl_xor(sums[i], 1)
+        sums[i] = sums[i] + T.shfl_xor(sums[i], 2)
+        if lane == i % LANES:
+            warps_s[(inside * tile.parallel + turn) * tile.tokens + row, i] = sums[i]
+    T.sync_threads()
+    count = tile.per_cta * tile.tokens * SUMS
+    for k in T.serial(-(-count // tile.threads)):
+        item = k * tile.threads + thread
+        if item < count:
+            part = item // (tile.tokens * SUMS)
+            token = item // SUMS % tile.tokens
+            sums[0] = T.float32(0)
+            for p in T.unroll(tile.parallel):
+                sums[0] = sums[0] + warps_s[(part * tile.parallel + p) * tile.tokens + token, item % SUMS]
+            for c in T.unroll(tile.cluster):
+                store_remote(
+                    gathered_gate[((rank * tile.per_cta + part) * tile.tokens + token) * SUMS + item % SUMS],
+                    c,
+                    sums[0],
+                )
+
+
+@T.macro
+def find_gates(gate, gathered_gate, open_gate, token, row, lane, engram_eps, tile: Tile):
+    """Find a token's gate of each stream; four lanes find one each."""
+    own = T.alloc_local((3,), FP32)
+    for i in T.unroll(3):
+        own[i] = T.float32(0)
+        for k in T.unroll(tile.slices):
+            own[i] = own[i] + gathered_gate[(k * tile.tokens + row) * SUMS + 3 * lane + i]
+    own[0] = own[0] * T.rsqrt(own[1] * T.float32(1.0 / tile.hidden) + engram_eps)
+    own[0] = own[0] * T.rsqrt(own[2] * T.float32(1.0 / tile.hidden) + engram_eps)
+    own[0] = own[0] * T.float32(tile.hidden**-0.5)
+    # sign(s) sqrt(max(|s|, 1e-6)), where NaN stays NaN and zero stays zero.
+    own[1] = T.sqrt(T.if_then_else(T.abs(own[0]) < T.float32(1e-6), T.float32(1e-6), T.abs(own[0])))
+    own[1] = T.if_then_else(own[0] < T.float32(0), -own[1], own[1])
+    own[1] = T.if_then_else(own[0] == T.float32(0), T.float32(0), own[1])
+    own[1] = T.if_then_else(open_gate[token] != 0, sigmoid(own[1]), T.float32(0))
+    for j in T.unroll(STREAMS):
+        gate[j] = T.shfl_sync(own[1], j, STREAMS)
 
 
 def build(tile: Tile, options: SeamOptions):
     """The TileLang function; `y` and the residual are always written, `quant` never."""
     tokens = T.dynamic("tokens")
-    hidden, chunks, batches = tile.hidden, tile.chunks, tile.batches
-    size, cluster, groups, stages, owned = tile.tokens, tile.cluster, tile.groups, tile.stages, tile.owned
-    threads = tile.threads
+    hidden, size, cluster, threads = tile.hidden, tile.tokens, tile.cluster, tile.threads
+    parallel, steps, groups = tile.parallel, tile.steps, tile.groups
+    unstored = replace(options, store_residual=False)
+    resident = resident_ctas(Kernel.ENGRAM, tile)
 
     def streams():
         return T.Tensor((tokens, STREAMS, hidden), BF16)
@@ -66,7 +153,7 @@ def build(tile: Tile, options: SeamOptions):
         key_weight: T.Tensor((hidden,), BF16),
         open_gate: T.Tensor((tokens,), "uint8"),
         carried: T.Tensor((tokens, STREAMS), FP32),
-        fn: T.Tensor((hidden // CHUNK, 2 * ROWS, DEPTH), BF16),
+        fn: T.Tensor((hidden // CHUNK, STREAMS, BLOCKS, 2, 256), BF16),
         scale: T.Tensor((3,), FP32),
         base: T.Tensor((ROWS,), FP32),
         norm_weight: present(options.norm, (hidden,), BF16),
@@ -85,247 +172,124 @@ def build(tile: Tile, options: SeamOptions):
         with T.Kernel(
             T.ceildiv(tokens, size) * cluster, threads=threads, cluster_dims=cluster, prelude=PRELUDE
         ) as block:
+            T.annotate_min_blocks_per_sm(resident)
             thread = T.get_thread_binding(0)
             rank = block % cluster
             first = block // cluster * size
-            row = T.min(thread // (LANES * groups), size - 1)
-            group = thread // LANES % groups
+            place = thread % 32
             lane = thread % LANES
+            row = thread // 32 % groups * WARP_TOKENS + place // LANES
+            inside = thread // (32 * groups * parallel)
+            turn = thread // (32 * groups) % parallel
+            origin = (rank * tile.per_cta + inside) * steps * STEP
             live = first + row < tokens
             token = T.min(first + row, tokens - 1)
 
-            streams_s = T.alloc_shared((batches, size, groups * DEPTH), BF16)
-            fn_s = T.alloc_shared((stages, WGMMA_ROWS, groups * DEPTH), BF16)
-            mixes_s = T.alloc_shared((WGMMA_ROWS, size), FP32)
-            sums_s = T.alloc_shared((2, size), FP32)
-            gathered = T.alloc_shared((cluster * owned * 25,), FP32)
-            gathered_y = T.alloc_shared((cluster * size,), FP32)
-            gathered_gate = T.alloc_shared((cluster * size * SUMS,), FP32)
-            inverse_s = T.alloc_shared((size,), FP32)
+            kept_s = T.alloc_shared((tile.chunks, STREAMS, size, CHUNK), BF16)
+            warps_s = T.alloc_shared((tile.per_cta * parallel * size, SUMS), FP32)
+            parts_s = T.alloc_shared((max(1, tile.parts * tile.per_cta * size), 32), FP32)
+            gathered = T.alloc_shared((tile.slices * tile.owned * PARTIALS,), FP32)
+            gathered_y = T.alloc_shared((tile.slices * size,), FP32)
+            gathered_gate = T.alloc_shared((tile.slices * size * SUMS,), FP32)
 
-            product = T.alloc_fragment((WGMMA_ROWS, size), FP32)
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
+            keys = T.alloc_local((STREAMS, 8), BF16)
             packed = T.alloc_local((STREAMS, 8), BF16)
+            value = T.alloc_local((1, 8), BF16)
+            result = T.alloc_local((1, 8), BF16)
             wide = T.alloc_local((1, 8), FP32)
             mixed = T.alloc_local((1, 8), FP32)
-            total = T.alloc_local((1, 8), FP32)
-            gain = T.alloc_local((2, 8), FP32)
+            product = T.alloc_local((4 * BLOCKS,), FP32)
+            squares = T.alloc_local((3,), FP32)
+            total = T.alloc_local((2 * BLOCKS + 2,), FP32)
             post_gain = T.alloc_local((STREAMS,), FP32)
             pre_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
-            sums = T.alloc_local((SUMS, tile.slots), FP32)
-            squares = T.alloc_local((tile.slots,), FP32)
-            squares_y = T.alloc_local((tile.slots,), FP32)
-            part = T.alloc_local((2,), FP32)
-            own = T.alloc_local((7,), FP32)
-            work = T.alloc_local((STREAMS,), FP32)
+            gate = T.alloc_local((STREAMS,), FP32)
+            sums = T.alloc_local((SUMS,), FP32)
 
-            for s, i, k in T.Parallel(stages, WGMMA_ROWS - 2 * ROWS, groups * DEPTH):
-                fn_s[s, 2 * ROWS + i, k] = T.cast(0, BF16)
-            claim(gathered_gate, cluster * size * SUMS, thread, tile)
-            T.clear(product)
+            claim(gathered)
+            claim(gathered_y)
+            claim(gathered_gate)
+            cluster_arrive_relaxed()
             for i in T.unroll(STREAMS):
                 pre_gain[i] = carried[token, i]
             if options.post:
                 load_gains(post_gain, comb_gain, post_in, comb_in, token)
             for i in T.unroll(SUMS):
-                for q in T.unroll(tile.slots):
-                    sums[i, q] = T.float32(0)
-            for q in T.unroll(tile.slots):
-                squares[q] = T.float32(0)
-                squares_y[q] = T.float32(0)
-
-            for batch in T.serial(batches):
-                column = (rank * chunks + batch * groups + group) * CHUNK + lane * 8
-                load_streams(raw, residual, token, column)
-                if options.post:
-                    load_row(raw, STREAMS, output, token, column)
-                for v in T.vectorized(8):
-                    packed[0, v] = query_weight[column + v]
-                widen(gain, 0, packed, 0)
-                for v in T.vectorized(8):
-                    packed[0, v] = key_weight[column + v]
-                widen(gain, 1, packed, 0)
-                for v in T.unroll(8):
-                    gain[0, v] = gain[0, v] * gain[1, v]
-                if options.post:
-                    mix_streams(packed, raw, post_gain, comb_gain)
-                else:
-                    for j in T.unroll(STREAMS):
-                        for v in T.vectorized(8):
-                            packed[j, v] = raw[j, v]
-                for j in EACH_STREAM:
-                    for v in T.vectorized(8):
-                        streams_s[batch, row, group * DEPTH + j * CHUNK + lane * 8 + v] = packed[j, v]
-                    widen(mixed, 0, packed, j)
-                    for v in T.vectorized(8):
-                        packed[j, v] = memory[token, j, column + v]
-                    widen(total, 0, packed, j)
-                    part[0] = T.float32(0)
-                    part[1] = T.float32(0)
-                    add_squares(part, 0, mixed, 0)
-                    add_squares(part, 1, total, 0)
-                    work[0] = T.float32(0)
-                    for v in T.unroll(8):
-                        work[0] = work[0] + mixed[0, v] * total[0, v] * gain[0, v]
-                    for q in T.unroll(tile.slots):
-                        chosen = batch % tile.slots == q
-                        sums[3 * j, q] = sums[3 * j, q] + T.if_then_else(chosen, work[0], T.float32(0))
-                        sums[3 * j + 1, q] = sums[3 * j + 1, q] + T.if_then_else(
-                            chosen, part[0], T.float32(0)
+                sums[i] = T.float32(0)
+            for i in T.unroll(2 * BLOCKS + 2):
+                total[i] = T.float32(0)
+            for i in T.serial(-(-steps // parallel)):
+                step = i * parallel + turn
+                if step < steps:
+                    for half in T.serial(2):
+                        column = origin + step * STEP + half * CHUNK + lane * 8
+                        load_chunk(raw, residual, output, token, column, unstored)
+                        for j in T.unroll(STREAMS):
+                            load_once(keys[j, 0], memory[token, j, column])
+                        finish_chunk(
+                            packed, raw, post_gain, comb_gain, residual_out, token, column, live, unstored
                         )
-                        sums[3 * j + 2, q] = sums[3 * j + 2, q] + T.if_then_else(
-                            chosen, part[1], T.float32(0)
+                        weigh_chunk(
+                            *(kept_s, sums, packed, keys, query_weight, key_weight),
+                            *((inside * steps + step) * 2 + half, row, lane, column),
                         )
 
-            # A peer may write into gathered_gate from here on: all CTAs have claimed theirs.
-            T.cluster_sync()
-            for i in EACH_SUM:
-                for q in T.unroll(tile.slots):
-                    squares[q] = sums[i, q]
-                fold_classes(part, 0, squares, tile)
-                if lane == 0 and group == 0:
-                    for k in T.unroll(cluster):
-                        store_remote(gathered_gate[(rank * size + row) * SUMS + i], k, part[0])
-            T.cluster_sync()
-            for j in T.unroll(STREAMS):
-                for i in T.unroll(3):
-                    own[i] = T.float32(0)
-                    for k in T.unroll(cluster):
-                        own[i] = own[i] + gathered_gate[(k * size + row) * SUMS + 3 * j + i]
-                own[0] = own[0] * T.rsqrt(own[1] * T.float32(1.0 / hidden) + engram_eps)
-                own[0] = own[0] * T.rsqrt(own[2] * T.float32(1.0 / hidden) + engram_eps)
-                own[0] = own[0] * T.float32(hidden**-0.5)
-                # sign(s) sqrt(max(|s|, 1e-6)), where NaN stays NaN and zero stays zero.
-                own[1] = T.sqrt(
-                    T.if_then_else(T.abs(own[0]) < T.float32(1e-6), T.float32(1e-6), T.abs(own[0]))
-                )
-                own[1] = T.if_then_else(own[0] < T.float32(0), -own[1], own[1])
-                own[1] = T.if_then_else(own[0] == T.float32(0), T.float32(0), own[1])
-                post_gain[j] = T.if_then_else(open_gate[token] != 0, sigmoid(own[1]), T.float32(0))
-            for q in T.unroll(tile.slots):
-                squares[q] = T.float32(0)
-            for s in range(stages):
-                for g in T.unroll(groups):
-                    T.async_copy(
-                        fn[rank * chunks + s * groups + g, :, :],
-                        fn_s[s, 0 : 2 * ROWS, g * DEPTH : (g + 1) * DEPTH],
-                    )
-
-            for batch in T.serial(batches):
-                column = (rank * chunks + batch * groups + group) * CHUNK + lane * 8
-                for v in T.vectorized(8):
-                    raw[0, v] = memory[token, STREAMS, column + v]
-                widen(wide, 0, raw, 0)
-                part[0] = T.float32(0)
-                part[1] = T.float32(0)
-                for v in T.unroll(8):
-                    total[0, v] = T.float32(0)
-                for j in T.unroll(STREAMS):
-                    for v in T.vectorized(8):
-                        packed[0, v] = streams_s[batch, row, group * DEPTH + j * CHUNK + lane * 8 + v]
-                    widen(mixed, 0, packed, 0)
-                    for v in T.unroll(8):
-                        mixed[0, v] = mixed[0, v] + post_gain[j] * wide[0, v]
-                    narrow(packed, 0, mixed, 0)
-                    for v in T.vectorized(8):
-                        streams_s[batch, row, group * DEPTH + j * CHUNK + lane * 8 + v] = packed[0, v]
-                    if live:
-                        for v in T.vectorized(8):
-                            residual_out[token, j, column + v] = packed[0, v]
-                    widen(mixed, 0, packed, 0)
-                    add_squares(part, 0, mixed, 0)
-                    for v in T.unroll(8):
-                        total[0, v] = total[0, v] + pre_gain[j] * mixed[0, v]
-                add_to_class(squares, part[0], batch, tile)
-                if batch + stages <= batches:
-                    T.ptx_wait_group((stages - 1) * groups)
-                else:
-                    T.ptx_wait_group(0)
-                T.sync_threads()
-                T.gemm(fn_s[batch % stages, :, :], streams_s[batch, :, :], product, transpose_B=True)
-                if batch + stages < batches:
-                    for g in T.unroll(groups):
-                        T.async_copy(
-                            fn[rank * chunks + (batch + stages) * groups + g, :, :],
-                            fn_s[batch % stages, 0 : 2 * ROWS, g * DEPTH : (g + 1) * DEPTH],
+            cluster_wait()
+            send_weighed(gathered_gate, warps_s, sums, rank, turn, inside, row, lane, thread, tile)
+            cluster_arrive()
+            load_once(value[0, 0], memory[token, STREAMS, origin + turn * STEP + lane * 8])
+            cluster_wait()
+            find_gates(gate, gathered_gate, open_gate, token, row, lane, engram_eps, tile)
+            for i in T.serial(-(-steps // parallel)):
+                step = i * parallel + turn
+                if step < steps:
+                    for k in T.unroll(4 * BLOCKS):
+                        product[k] = T.float32(0)
+                    for k in T.unroll(3):
+                        squares[k] = T.float32(0)
+                    for half in T.unroll(2):
+                        chunk = (inside * steps + step) * 2 + half
+                        column = origin + step * STEP + half * CHUNK + lane * 8
+                        widen(wide, 0, value, 0)
+                        if half == 0:
+                            load_once(value[0, 0], memory[token, STREAMS, column + CHUNK])
+                        else:
+                            if step + parallel < steps:
+                                load_once(
+                                    value[0, 0], memory[token, STREAMS, column - CHUNK + parallel * STEP]
+                                )
+                        for j in T.unroll(STREAMS):
+                            fetch(packed, j, kept_s, chunk, j, row, lane)
+                            widen(mixed, 0, packed, j)
+                            for v in T.unroll(8):
+                                mixed[0, v] = mixed[0, v] + gate[j] * wide[0, v]
+                            narrow(packed, j, mixed, 0)
+                            if live:
+                                for v in T.vectorized(8):
+                                    residual_out[token, j, column + v] = packed[j, v]
+                        project_chunk(product, packed, fn, column // CHUNK, place, BLOCKS)
+                        collapse_chunk(
+                            result, squares, packed, residual_out, pre_gain, token, column, live, options
                         )
-                # The product is complete; the input takes the place of its own elements of stream 0.
-                narrow(packed, 0, total, 0)
-                for v in T.vectorized(8):
-                    streams_s[batch, row, group * DEPTH + lane * 8 + v] = packed[0, v]
-                if options.norm:
-                    if not options.exact_statistic:
-                        widen(total, 0, packed, 0)
-                    add_squares(part, 1, total, 0)
-                    add_to_class(squares_y, part[1], batch, tile)
+                        # A thread's own elements of stream 0 are read; the input takes their place.
+                        keep(kept_s, chunk, 0, row, lane, result, 0)
+                    end_step(total, parts_s, product, squares, inside, step, row, place, BLOCKS, tile)
 
-            fold_classes(part, 0, squares, tile)
-            fold_classes(part, 1, squares_y, tile)
-            if lane == 0 and group == 0:
-                sums_s[0, row] = part[0]
-                sums_s[1, row] = part[1]
-            T.copy(product, mixes_s)
-            claim(gathered, cluster * owned * 25, thread, tile)
-            claim(gathered_y, cluster * size, thread, tile)
-            T.cluster_sync()
-            for k in T.serial(-(-cluster * size // threads)):
-                item = k * threads + thread
-                if item < cluster * size:
-                    store_remote(gathered_y[rank * size + item % size], item // size, sums_s[1, item % size])
-            for k in T.serial(-(-size * 25 // threads)):
-                item = k * threads + thread
-                if item < size * 25:
-                    part[0] = sums_s[0, item // 25]
-                    if item % 25 < ROWS:
-                        part[0] = mixes_s[item % 25, item // 25] + mixes_s[ROWS + item % 25, item // 25]
-                    store_remote(
-                        gathered[(rank * owned + item // 25 % owned) * 25 + item % 25],
-                        item // 25 // owned,
-                        part[0],
-                    )
-            T.cluster_sync()
-
-            if thread < -(-owned * LANES // 32) * 32:
-                mine = T.min(thread // LANES, owned - 1)
-                coefficient_logits(own, gathered, scale, base, mine, lane, rms_eps, tile)
-                sinkhorn(own, work, hc_eps, iterations)
-                finished = first + rank * owned + mine
-                if finished < tokens:
-                    pre_out[finished, lane] = sigmoid(own[0]) + hc_eps
-                    post_out[finished, lane] = multiplier * sigmoid(own[1])
-                    for i in T.unroll(STREAMS):
-                        comb_out[finished, lane, i] = own[2 + i]
-            if options.norm:
-                for k in T.serial(-(-size // threads)):
-                    if k * threads + thread < size:
-                        part[1] = T.float32(0)
-                        for i in T.unroll(cluster):
-                            part[1] = part[1] + gathered_y[i * size + k * threads + thread]
-                        inverse_s[k * threads + thread] = T.rsqrt(
-                            part[1] * T.float32(1.0 / hidden) + norm_eps
-                        )
-            T.sync_threads()
-            for k in T.serial(size * WRITERS // threads if size * WRITERS >= threads else 1):
-                line = T.min(k * (threads // WRITERS) + thread // WRITERS, size - 1)
-                kept = first + line < tokens
-                target = T.min(first + line, tokens - 1)
-                for c in T.serial(-(-chunks // 4)):
-                    within = c * 4 + thread % WRITERS // LANES
-                    chunk = T.min(within, chunks - 1)
-                    place = (rank * chunks + chunk) * CHUNK + lane * 8
-                    for v in T.vectorized(8):
-                        packed[0, v] = streams_s[chunk // groups, line, chunk % groups * DEPTH + lane * 8 + v]
-                    if options.norm:
-                        widen(mixed, 0, packed, 0)
-                        for v in T.vectorized(8):
-                            packed[0, v] = norm_weight[place + v]
-                        widen(total, 0, packed, 0)
-                        for v in T.unroll(8):
-                            mixed[0, v] = mixed[0, v] * inverse_s[line] * total[0, v]
-                        narrow(packed, 0, mixed, 0)
-                    if kept and within < chunks:
-                        for v in T.vectorized(8):
-                            y[target, place + v] = packed[0, v]
+            send_sums(
+                *(gathered, gathered, gathered_y, total, parts_s, rank, inside, row, thread, BLOCKS),
+                *(Sent(mixes=True, squares=options.norm), tile),
+            )
+            cluster_arrive()
+            cluster_wait()
+            finish_coefficients(
+                *(gathered, scale, base, pre_out, post_out, comb_out, first, rank, thread, tokens),
+                *(rms_eps, hc_eps, multiplier, iterations, tile),
+            )
+            write_input(
+                *(kept_s, gathered_y, norm_weight, norm_eps, y, y, y, first, rank, thread),
+                *(tokens, options, tile),
+            )
 
     return mhc_engram

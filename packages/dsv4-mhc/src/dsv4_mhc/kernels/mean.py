@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-from dsv4_mhc.kernels.device import BF16, FP32, load_streams, narrow, widen
+from dsv4_mhc.kernels.device import BF16, FP32, PRELUDE, load_streams, narrow, widen
 from dsv4_mhc.plan import STREAMS
 
 THREADS = 128
@@ -19,7 +19,7 @@ def build(hidden: int):
         residual: T.Tensor((tokens, STREAMS, hidden), BF16),
         mean_out: T.Tensor((tokens, hidden), BF16),
     ):
-        with T.Kernel(tokens, blocks, threads=THREADS) as (token, block):
+        with T.Kernel(tokens, blocks, threads=THREADS, prelude=PRELUDE) as (token, block):
             column = (block * THREADS + T.get_thread_binding(0)) * 8
             raw = T.alloc_local((STREAMS, 8), BF16)
             wide = T.alloc_local((STREAMS, 8), FP32)

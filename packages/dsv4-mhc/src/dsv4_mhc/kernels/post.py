@@ -6,7 +6,7 @@ No staging: five independent 16-byte loads a thread and enough threads on an SM 
 
 import tilelang.language as T
 
-from dsv4_mhc.kernels.device import BF16, FP32, load_gains, load_row, load_streams, mix_streams
+from dsv4_mhc.kernels.device import BF16, FP32, PRELUDE, load_gains, load_row, load_streams, mix_streams
 from dsv4_mhc.plan import STREAMS
 
 THREADS = 128
@@ -25,7 +25,7 @@ def build(hidden: int):
         comb_in: T.Tensor((tokens, STREAMS, STREAMS), FP32),
         residual_out: T.Tensor((tokens, STREAMS, hidden), BF16),
     ):
-        with T.Kernel(tokens, blocks, threads=THREADS) as (token, block):
+        with T.Kernel(tokens, blocks, threads=THREADS, prelude=PRELUDE) as (token, block):
             column = (block * THREADS + T.get_thread_binding(0)) * 8
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
             packed = T.alloc_local((STREAMS, 8), BF16)

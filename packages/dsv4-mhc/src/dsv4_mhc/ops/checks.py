@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from dsv4_mhc.errors import ArgumentError
-from dsv4_mhc.plan import CHUNK, DEPTH, FP8_GROUP, MAX_ELEMENTS, STREAMS, Quant, check_hidden, cluster_size
+from dsv4_mhc.plan import CHUNK, FP8_GROUP, MAX_ELEMENTS, STREAMS, Quant, check_hidden, slice_count
+from dsv4_mhc.weights import SHAPES
 
 
 def check_tensor(
@@ -61,7 +62,7 @@ def check_weight(
 ) -> None:
     """A packed projection with its gates' scale and base; `rows` is 24, or 4 for V4's head."""
     hidden = residual.shape[2]
-    check_tensor("weight", weight, (hidden // CHUNK, 2 * rows, DEPTH), torch.bfloat16, residual.device)
+    check_tensor("weight", weight, (hidden // CHUNK, *SHAPES[rows]), torch.bfloat16, residual.device)
     check_tensor("scale", scale, (3 if rows > STREAMS else 1,), torch.float32, residual.device)
     check_tensor("base", base, (rows,), torch.float32, residual.device)
 
@@ -93,7 +94,7 @@ def check_quant(hidden: int, quant: str, y: bool) -> Quant:
         raise ArgumentError("quant", quant, f"one of {', '.join(Quant)}") from None
     if form is Quant.NONE and not y:
         raise ArgumentError("bf16", y, "True where nothing quantised is written")
-    if form is Quant.FP8 and hidden // cluster_size(hidden) % FP8_GROUP:
+    if form is Quant.FP8 and hidden // slice_count(hidden) % FP8_GROUP:
         raise ArgumentError(
             "quant", quant, f"none or mxfp8: a CTA's part of {hidden} is no multiple of {FP8_GROUP}"
         )

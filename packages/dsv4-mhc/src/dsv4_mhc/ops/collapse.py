@@ -125,7 +125,7 @@ def launch(
         mean=mean,
     )
     variant = compilation.Variant("collapse", (residual.shape[2], options))
-    tensors = (output, post, comb, pre, norm_weight, residual_out, y, mean_out)
+    tensors = (output, post, comb, pre, norm_weight, residual_out, y, None, None, mean_out)
     with compilation.on_device(residual):
         kernel = compilation.kernel_for(variant, residual.device)
         kernel(residual, *(residual if tensor is None else tensor for tensor in tensors), norm_eps)

@@ -26,7 +26,16 @@ from dsv4_mhc.ops.checks import (
     check_weight,
 )
 from dsv4_mhc.ops.library import Result, Results, copy_to, define
-from dsv4_mhc.plan import FP8_GROUP, STREAMS, Kernel, Quant, SeamOptions, choose_tile
+from dsv4_mhc.plan import (
+    FP8_GROUP,
+    STREAMS,
+    Kernel,
+    Quant,
+    SeamOptions,
+    choose_tile,
+    coupled_form,
+    finishing,
+)
 from dsv4_mhc.weights import unpack_weight
 
 MIXES = 24
@@ -205,7 +214,6 @@ def launch(
         codes=codes,
         mean_out=mean_out,
     )
-    kernel_name = Kernel.COUPLED if carried is None else Kernel.SHIFTED
     options = SeamOptions(
         post=output is not None,
         store_residual=output is not None,
@@ -215,35 +223,44 @@ def launch(
         y=bf16,
         quant=Quant(quant),
     )
-    tile = choose_tile(kernel_name, residual.shape[2], residual.shape[0])
-    variant = compilation.seam_variant(kernel_name, tile, options)
-    before = (output, post, comb) if carried is None else (output, post, comb, carried)
-    tensors = (
-        *before,
-        weight,
-        scale,
-        base,
-        norm_weight,
-        residual_out,
-        y,
-        codes,
-        scales,
-        mean_out,
-        pre_out,
-        post_out,
-        comb_out,
-    )
+    tokens, _, hidden = residual.shape
+    wiring = Kernel.SHIFTED if carried is not None else coupled_form(hidden, tokens)
+    variant = compilation.seam_variant(wiring, choose_tile(wiring, hidden, tokens), options)
+    given = (output, post, comb) if wiring is Kernel.COUPLED else (output, post, comb, carried)
+    projection = (weight, scale, base)
+    inputs = (*given, *projection, norm_weight)
+    coefficients = (pre_out, post_out, comb_out)
+    numbers = (rms_eps, hc_eps, norm_eps, multiplier, iterations)
     with compilation.on_device(residual):
-        kernel = compilation.kernel_for(variant, residual.device)
-        kernel(
+        if wiring is not Kernel.PROJECT:
+            run(variant, residual, *inputs, residual_out, y, codes, scales, mean_out, *coefficients, *numbers)
+            return
+        absent = (None, None, None)
+        run(
+            variant,
             residual,
-            *(residual if tensor is None else tensor for tensor in tensors),
-            rms_eps,
-            hc_eps,
-            norm_eps,
-            multiplier,
-            iterations,
+            *given,
+            *projection,
+            None,
+            residual_out,
+            *absent,
+            mean_out,
+            *coefficients,
+            *numbers,
         )
+        streams = residual if residual_out is None else residual_out
+        run(
+            compilation.Variant("collapse", (hidden, finishing(options))),
+            *(streams, *absent, pre_out, norm_weight, None, y, codes, scales, None, norm_eps),
+        )
+
+
+def run(
+    variant: compilation.Variant, residual: torch.Tensor, *arguments: torch.Tensor | float | None
+) -> None:
+    """Launch a variant; what a call does not have is given as the residual, which is not touched."""
+    kernel = compilation.kernel_for(variant, residual.device)
+    kernel(residual, *(residual if argument is None else argument for argument in arguments))
 
 
 define("seam", SCHEMA, OUTPUTS, describe=_describe, cpu=_cpu, cuda=launch)
@@ -271,7 +288,7 @@ def seam(
     quant: Quant = Quant.NONE,
     out: Seam | None = None,
 ) -> Seam:
-    """From a finished sublayer to the next one's input, in one launch.
+    """From a finished sublayer to the next one's input: one launch, V4's with many tokens two.
 
     Args:
         residual: [T, 4, H] BF16, contiguous; H a multiple of 64.
