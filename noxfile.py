@@ -272,16 +272,24 @@ def bench(session: nox.Session) -> None:
 MUTATED = {
     "mutants_sm90_gemm_rs": (
         "GemmReduceScatter",
-        (
-            *("fused_lost_token", "fused_lost", "fused_lost_at_once", "fused_banks"),
-            *("fused_pair", "fused_trio", "fused_and_unfused"),
-        ),
+        ("fused_lost_token", "fused_lost", "fused_rings", "fused_and_unfused"),
+    ),
+    "mutants_sm100_gemm_rs": (
+        "GemmReduceScatter",
+        ("sm100_lost_token", "sm100_lost", "sm100_banks", "sm100_rings"),
+    ),
+    "mutants_sm100_pair": (
+        "GemmReduceScatter",
+        ("sm100_pair_lost_token", "sm100_pair_lost", "sm100_pair", "sm100_pair_rings"),
     ),
     "mutants_reduce_scatter": (
         "reduce_scatter",
         ("reduce_scatter_lost_token", "reduce_scatter_lost", "reduce_scatter_pair", "reduce_scatter_trio"),
     ),
-    "mutants_all_gather": ("all_gather", ("all_gather_trio", "all_gather_pair")),
+    "mutants_all_gather": (
+        "all_gather",
+        ("all_gather_lost_token", "all_gather_lost", "all_gather_trio"),
+    ),
 }
 """By result, part of the kernel's name and the scenarios that it has to pass."""
 
@@ -291,7 +299,7 @@ def emulate_long(session: nox.Session) -> None:
     """200 schedules of each scenario and every mutant of the kernels in the emulator; takes hours.
 
     Writes docs/results/mutants_*.json and docs/emulator_mutants.md. Arguments go to the command, such as
-    --jobs. Tests marked `long` come first.
+    --jobs. Interrupted, it goes on where it was with the next call. Tests marked `long` come first.
     """
     scratch(session)
     install_everything(session, *group("test"))

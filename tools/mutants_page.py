@@ -19,7 +19,10 @@ PATTERN = "mutants_*.json"
 """Names of results that belong to this page and not to the measurements."""
 TITLES = {
     "mutants_sm90_gemm_rs": "GEMM + reduce-scatter for SM90",
+    "mutants_sm100_gemm_rs": "GEMM + reduce-scatter for SM100, single SMs",
+    "mutants_sm100_pair": "GEMM + reduce-scatter for SM100, pairs of SMs",
     "mutants_reduce_scatter": "Stand-alone reduce-scatter",
+    "mutants_all_gather": "Stand-alone all-gather",
 }
 HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Written by python -m tools.mutants_page. -->

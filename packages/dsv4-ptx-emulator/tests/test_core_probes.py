@@ -9,15 +9,18 @@ Where the ISA is silent the emulator does as the GPU; where the GPU departs from
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from async_probes import SUMS
 from core_probes import GROUPS, Recordings, apart
 from core_rows import Group, emulated, integers
 
 DATA = Path(__file__).with_name("data") / "core_probes.json"
+ASYNC = DATA.with_name("async_probes.json")
 RECORDER = "python tests/support/record_probes.py tests/data/core_probes.json"
 
 
@@ -60,6 +63,24 @@ def test_as_the_gpu_has_it(group: Group) -> None:
         pytest.skip(
             f"group {group.name}: not recorded on an H200 as it is now: {which}; run {RECORDER} there"
         )
+
+
+def test_the_documentation_counts_what_was_recorded() -> None:
+    page = Path(__file__).parents[3] / "docs" / "emulator.md"
+    if not page.exists():
+        pytest.skip(f"{page}: the documentation is not part of this tree")
+    rows = [(group, row) for group in GROUPS for row in group.rows if recordings().has(group, row)]
+    results = sum(group.count for group, _ in rows)
+    close = sum(1 for _, row in rows if row.tolerance)
+    kernels = {name.split("/")[0] for name in json.loads(ASYNC.read_text())} | {probe.name for probe in SUMS}
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    for quoted in (
+        f"{len(rows):,} instructions, a few of them short sequences, {results:,} results",
+        f"{len(rows) - close:,} instructions agree bit for bit",
+        f"the other {close} are approximate functions",
+        f"a recording of their own, of {len(kernels)} small kernels",
+    ):
+        assert quoted in text, quoted
 
 
 def test_what_was_recorded_on() -> None:

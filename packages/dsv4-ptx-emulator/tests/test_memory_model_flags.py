@@ -200,6 +200,13 @@ def test_a_launch_comes_after_the_one_before() -> None:
     assert "race" in verdicts(body, launches=3, ranks=2)
 
 
+@pytest.mark.parametrize(("wait", "rule"), [("griddepcontrol.wait;", ""), ("", "race")])
+def test_a_dependent_launch_comes_after_its_wait(wait: str, rule: str) -> None:
+    """Even where the launch before happens to have ended when it begins."""
+    body = f"{wait} @%p0 ld.global.b32 %r6, [%d0]; @%p0 st.global.b32 [%d0], %r4;"
+    assert verdicts(body, launches=2, dependent=True) == {rule}
+
+
 def test_strong_accesses_of_a_sufficient_scope_may_race() -> None:
     assert verdicts("@%p0 red.gpu.global.add.u32 [%d0], 1;", grid=4) == {""}
     assert "scope" in verdicts("@%p0 red.cta.global.add.u32 [%d0], 1;", grid=4)
@@ -222,3 +229,26 @@ def test_the_last_to_leave_changes_what_all_have_read(order: str, rule: str) -> 
     found = verdicts(body, grid=2)
     assert rule in found
     assert found <= {rule, "scope"}
+
+
+@pytest.mark.parametrize(
+    ("lock", "unlock", "rule"),
+    [
+        ("acquire.gpu", "release.gpu", ""),
+        ("relaxed.gpu", "release.gpu", "strong-race"),
+        ("acquire.gpu", "relaxed.gpu", "strong-race"),
+        ("acquire.gpu", "release.cta", "scope"),
+        ("acquire.cta", "release.gpu", "scope"),
+    ],
+)
+def test_a_lock_orders_the_strong_writes_that_it_guards(lock: str, unlock: str, rule: str) -> None:
+    body = f"""
+    @!%p0 bra END;
+    LOCK: atom.{lock}.global.cas.b32 %r5, [%d1], 0, 1; setp.ne.u32 %p2, %r5, 0; @%p2 bra LOCK;
+    st.relaxed.gpu.global.b32 [%d0], %r4;
+    st.{unlock}.global.b32 [%d1], 0;
+    END:
+    """
+    found = verdicts(body, grid=2)
+    assert rule in found
+    assert found <= {rule, ""}

@@ -243,6 +243,24 @@ def test_non_bulk_copies(waiting: str, rule: str) -> None:
     assert found <= {rule, "", "race"}
 
 
+@pytest.mark.parametrize(
+    ("fence", "sync", "rule"),
+    [
+        ("fence.proxy.async.shared::cta;", "bar.warp.sync -1;", ""),
+        ("", "bar.warp.sync -1;", "proxy-fence"),
+        ("fence.proxy.async.shared::cta;", "", "incomplete-copy"),
+    ],
+)
+def test_an_async_read_of_what_lanes_have_copied(fence: str, sync: str, rule: str) -> None:
+    """cp.async is of the generic proxy, and each lane waits for its own copies."""
+    copy = """
+    mad.wide.u32 %d5, %r2, 4, %d0;
+    cp.async.ca.shared.global [%r12], [%d5], 4; cp.async.commit_group; cp.async.wait_group 0;
+    """
+    body = f"{copy} {fence} {sync} {STORE} @%p6 cp.async.bulk.wait_group 0;"
+    assert verdicts(SETUP.replace("{count}", "1") + body, module=MODULE) == {rule}
+
+
 @pytest.mark.parametrize(("arrive", "rule"), [("", ""), (".release", ""), (".relaxed", "race")])
 def test_the_barrier_of_a_cluster(arrive: str, rule: str) -> None:
     body = f"""

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import struct
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dsv4_ptx_emulator.cli.main import main
-from dsv4_ptx_emulator.errors import ArgumentError
-from dsv4_ptx_emulator.mutation.campaign import Campaign, read_arguments, run
+from dsv4_ptx_emulator.mutation.arguments import Arguments, read_arguments
+from dsv4_ptx_emulator.mutation.campaign import Campaign, run
+from dsv4_ptx_emulator.mutation.journal import Journal
 from dsv4_ptx_emulator.mutation.mutants import mutants
 from dsv4_ptx_emulator.mutation.table import markdown
 from dsv4_ptx_emulator.ptx.parser import parse
@@ -116,8 +118,8 @@ USELESS = ("fence.acq_rel.gpu #1: removed", "fence.acq_rel.gpu #1: scope gpu to 
 
 
 def test_a_campaign_tells_mutants_that_are_noticed_from_those_that_are_equivalent() -> None:
-    arguments = {USELESS[0]: "nothing needs it"}
-    campaign = Campaign("flags", (passing,), "probe", 3, 4, 1, arguments)
+    arguments = Arguments({USELESS[0]: "nothing needs it"})
+    campaign = Campaign("flags", (passing,), "probe", 2, 3, 4, 1, arguments)
     result = run(campaign, "flags.json", lambda text: None)
     rows = {row["mutant"]: row for row in result["rows"]}
     status = {name: row["status"] for name, row in rows.items()}
@@ -126,7 +128,7 @@ def test_a_campaign_tells_mutants_that_are_noticed_from_those_that_are_equivalen
     weak = rows["st.release.gpu.global.b32 #1: release to relaxed"]
     assert weak["by"] == "memory model: relaxed"
     assert weak["runs"] == 1
-    assert [check["value"] for check in result["checks"]] == [0, 0, 1, 0]
+    assert [check["value"] for check in result["checks"]] == [0, 0, 1, 0, 0]
     page = markdown(result, "Flags")
     assert "| memory model: scope |" in page
     assert "Nothing was found in the original." in page
@@ -134,16 +136,63 @@ def test_a_campaign_tells_mutants_that_are_noticed_from_those_that_are_equivalen
 
 
 def test_an_argument_is_about_a_mutant() -> None:
-    campaign = Campaign("flags", (passing,), "probe", 1, 1, 1, {"fence #9: removed": "no such fence"})
-    with pytest.raises(ArgumentError, match="fence #9"):
-        run(campaign, "flags.json", lambda text: None)
+    arguments = Arguments({"fence #9: removed": "no such fence"})
+    result = run(
+        Campaign("flags", (passing,), "probe", 1, 1, 1, 1, arguments), "flags.json", lambda text: None
+    )
+    check = next(check for check in result["checks"] if check["name"] == "arguments about no mutant")
+    assert check["value"] == 1
+    assert not check["holds"]
+
+
+def test_a_campaign_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    journal = tmp_path / "flags.json.partial"
+    said: list[str] = []
+    campaign = Campaign("flags", (passing,), "probe", 1, 2, 3, 1, Arguments({USELESS[0]: "nothing needs it"}))
+    first = run(campaign, "flags.json", said.append, journal)
+    lines = journal.read_text().split("\n")
+    done = len(first["rows"])
+    assert len(said) == done
+    # As if it had died while it wrote down the last row but one.
+    journal.write_text("\n".join(lines[:-3]) + "\n" + lines[-3][:7])
+    said.clear()
+    again = run(campaign, "flags.json", said.append, journal)
+    assert [text.split(" ")[0] for text in said] == [f"{done - 1}/{done}", f"{done}/{done}"]
+    assert again["rows"] == first["rows"]
+    # With arguments for what survived it is complete, and the journal goes.
+    said.clear()
+    argued = replace(campaign, arguments=Arguments(dict.fromkeys(USELESS, "nothing needs it")))
+    last = run(argued, "flags.json", said.append, journal)
+    assert not said
+    assert all(check["holds"] for check in last["checks"])
+    assert not journal.exists()
+
+
+def test_a_journal_of_another_kernel_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, {"kernel": 1}).add("row", [1])
+    assert Journal(path, {"kernel": 1}).entries == {"row": [[1]]}
+    assert Journal(path, {"kernel": 2}).entries == {}
+    assert Journal(path, {"kernel": 1}).entries == {}
+
+
+def test_findings_in_the_original_may_be_argued() -> None:
+    rule = ("race", "st.shared", "both say the same")
+    arguments = Arguments(findings=(rule,))
+    assert arguments.of("race", "st.shared.b32 writes") == "both say the same"
+    assert arguments.of("scope", "st.shared.b32 writes") == ""
+    assert arguments.of("race", "ld.shared.b32 reads") == ""
 
 
 def test_arguments_are_read_from_toml(tmp_path: Path) -> None:
     path = tmp_path / "arguments.toml"
-    path.write_text('[[equivalent]]\nmutants = ["a #1: removed", "b #1: removed"]\nbecause = "of c"\n')
-    assert read_arguments(path) == {"a #1: removed": "of c", "b #1: removed": "of c"}
-    assert read_arguments(None) == {}
+    finding = '[[finding]]\nrule = "race"\nsays = "st.shared"\nbecause = "of d"\n'
+    path.write_text(
+        '[[equivalent]]\nmutants = ["a #1: removed", "b #1: removed"]\nbecause = "of c"\n' + finding
+    )
+    mutants = {"a #1: removed": "of c", "b #1: removed": "of c"}
+    assert read_arguments(path) == Arguments(mutants, (("race", "st.shared", "of d"),))
+    assert read_arguments(None) == Arguments()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +205,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [row["status"] for row in result["rows"]] == ["survived"]
     shown = textwrap.dedent(capsys.readouterr().out)
     assert "FAILS: mutants that nobody noticed and no argument explains = 1" in shown
+
+
+def test_arguments_may_come_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    campaign = Campaign("flags", (passing,), "probe", 1, 1, 1, 1, Arguments(), frozenset(USELESS))
+    result = run(campaign, "flags.json", lambda text: None)
+    assert [row["status"] for row in result["rows"]] == ["survived", "survived"]
+    path, arguments = tmp_path / "flags.json", tmp_path / "flags.toml"
+    path.write_text(json.dumps(result))
+    for argued, status, code in ((USELESS, "equivalent", 0), ([], "survived", 1)):
+        arguments.write_text(
+            "".join(f'[[equivalent]]\nmutants = ["{each}"]\nbecause = "x"\n' for each in argued)
+        )
+        assert main(["argue", str(path), "--arguments", str(tmp_path)]) == code
+        assert [row["status"] for row in json.loads(path.read_text())["rows"]] == [status] * 2
+    assert "FAILS: mutants that nobody noticed" in capsys.readouterr().out

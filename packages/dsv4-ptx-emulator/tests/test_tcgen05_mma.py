@@ -62,7 +62,10 @@ def test_types(types: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     "case",
     [
+        Case(128, 64, 64, "f16", "bf16", "bf16"),
         Case(128, 128, 64, "f16", "bf16", "bf16"),
+        Case(256, 128, 48, "f16", "bf16", "bf16"),
+        Case(256, 256, 64, "f16", "bf16", "bf16"),
         Case(128, 48, 80, "f16", "f16", "f16"),
         Case(64, 40, 64, "f16", "bf16", "bf16"),
         Case(256, 96, 64, "f16", "f16", "f16"),

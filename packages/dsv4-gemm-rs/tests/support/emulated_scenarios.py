@@ -8,6 +8,8 @@ banks of slots are all used more than once.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
 from dsv4_gemm_rs.dispatch import Path
 from dsv4_gemm_rs.kernels.families import Operand, TileConfig
+from dsv4_gemm_rs.kernels.launch import launch
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig as Sm100Config
 from dsv4_gemm_rs.problems import RankProblem
@@ -30,15 +33,23 @@ from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import Operation, bank_of, call_signature, signal
 from gemm_rs_support import assert_right, problems_for
 
-# Workers run side by side.
+# Workers run side by side. In a forked one PyTorch renews its pool of threads at first use, which must not be
+# by several threads at once.
 torch.set_num_threads(1)
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 TILE = KernelConfig(64, 128)
-SM100_TILE = Sm100Config(Operand.MXFP8, 64)
+# Few stages, so that a ring of them comes round soon.
+SM100_TILE = Sm100Config(Operand.MXFP8, 64, max_stages=3)
+SM100_PAIR = Sm100Config(Operand.MXFP8, 128, 2, max_stages=3)
 
 
 @cache
 def _problems(size: int, m: int, n: int, k: int, kind: WeightKind = WeightKind.BF16) -> list[RankProblem]:
     return problems_for(size, m, n, k, kind, seed=m)
+
+
+def _launch_early(*arguments: Any, early: bool) -> None:
+    launch(*arguments, early=True)
 
 
 def _calls(
@@ -50,10 +61,13 @@ def _calls(
     unfused: int | None = None,
     tile: TileConfig = TILE,
     kind: WeightKind = WeightKind.BF16,
+    early: bool = False,
 ) -> None:
-    """Several calls at once on all ranks, each checked."""
+    """Several calls at once on all ranks, each checked; `early` ones may begin while others still run."""
     size = len(system.devices)
     with ExitStack() as stack:
+        if early:
+            stack.enter_context(mock.patch("dsv4_gemm_rs.fused.launch", _launch_early))
         stack.enter_context(mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=tile))
         group = VirtualGroup(size, emulation=system)
         spaces = group.run(lambda rank: Workspace.create(rank, max_tokens=max(shapes), n=n, path="fused"))
@@ -78,41 +92,28 @@ def _calls(
         group.run(lambda rank: spaces[rank.rank].close())
 
 
-def fused_banks(system: Any) -> None:
-    """Two ranks, one CTA each, three calls, tokens in the second: a bank is used again."""
-    _calls(system, [128, 1, 128], 128, 64)
+def fused_rings(system: Any) -> None:
+    """Two ranks, two CTAs each, one of which takes own tiles, the other remote ones: every ring goes round.
+
+    Tokens in the second call, then a bank is used again.
+    """
+    _calls(system, [512, 1, 128], 128, 192)
 
 
-fused_banks.ranks, fused_banks.processors = 2, 1  # type: ignore[attr-defined]
-
-
-def fused_pair(system: Any) -> None:
-    """Two ranks, one CTA each: every ring of a CTA goes round."""
-    _calls(system, [384], 128, 128)
-
-
-fused_pair.ranks, fused_pair.processors = 2, 1  # type: ignore[attr-defined]
-
-
-def fused_trio(system: Any) -> None:
-    """Three ranks with two CTAs each, rows that do not fill a tile."""
-    _calls(system, [200], 128, 64)
-
-
-fused_trio.ranks, fused_trio.processors = 3, 2  # type: ignore[attr-defined]
+fused_rings.ranks, fused_rings.processors = 2, 2  # type: ignore[attr-defined]
 
 
 def fused_and_unfused(system: Any) -> None:
-    """Two ranks of which one runs the stand-alone reduce-scatter, whose stores are ordinary ones."""
-    _calls(system, [128, 128, 128], 128, 64, unfused=1)
+    """Two ranks, two CTAs each; one runs the stand-alone reduce-scatter, whose stores are ordinary ones."""
+    _calls(system, [200, 1, 128], 128, 64, unfused=1)
 
 
-fused_and_unfused.ranks, fused_and_unfused.processors = 2, 1  # type: ignore[attr-defined]
+fused_and_unfused.ranks, fused_and_unfused.processors = 2, 2  # type: ignore[attr-defined]
 
 
 def sm100_banks(system: Any) -> None:
     """Two ranks, two CTAs each, MXFP8 by single SMs; tokens in the second call: a bank is used again."""
-    _calls(system, [200, 1, 200], 128, 128, tile=SM100_TILE, kind=WeightKind.MXFP8)
+    _calls(system, [200, 1, 200], 64, 128, tile=SM100_TILE, kind=WeightKind.MXFP8, early=True, unfused=1)
 
 
 sm100_banks.ranks, sm100_banks.processors, sm100_banks.arch = 2, 2, "sm_100a"  # type: ignore[attr-defined]
@@ -120,19 +121,27 @@ sm100_banks.ranks, sm100_banks.processors, sm100_banks.arch = 2, 2, "sm_100a"  #
 
 def sm100_rings(system: Any) -> None:
     """Two ranks, one CTA each, MXFP8 by single SMs: stages, accumulators, buffers and pieces come round."""
-    _calls(system, [384], 192, 512, tile=SM100_TILE, kind=WeightKind.MXFP8)
+    _calls(system, [200], 192, 256, tile=SM100_TILE, kind=WeightKind.MXFP8)
 
 
 sm100_rings.ranks, sm100_rings.processors, sm100_rings.arch = 2, 1, "sm_100a"  # type: ignore[attr-defined]
 
 
 def sm100_pair(system: Any) -> None:
-    """Two ranks, a pair of CTAs each that multiplies MXFP8 together: every ring of a CTA goes round."""
-    tile = Sm100Config(Operand.MXFP8, 128, 2)
-    _calls(system, [300, 1, 300], 128, 256, tile=tile, kind=WeightKind.MXFP8)
+    """Two ranks, a pair of CTAs each that multiplies MXFP8 together; a bank is used again."""
+    _calls(system, [260, 1, 130], 128, 128, tile=SM100_PAIR, kind=WeightKind.MXFP8, early=True, unfused=1)
 
 
 sm100_pair.ranks, sm100_pair.processors, sm100_pair.arch = 2, 2, "sm_100a"  # type: ignore[attr-defined]
+
+
+def sm100_pair_rings(system: Any) -> None:
+    """Two ranks, a pair of CTAs each: stages, accumulators, buffers and pieces come round."""
+    _calls(system, [260], 384, 128, tile=SM100_PAIR, kind=WeightKind.MXFP8)
+
+
+sm100_pair_rings.ranks, sm100_pair_rings.processors = 2, 2  # type: ignore[attr-defined]
+sm100_pair_rings.arch = "sm_100a"  # type: ignore[attr-defined]
 
 
 def _fused_lost(
@@ -141,16 +150,18 @@ def _fused_lost(
     k: int = 64,
     tile: TileConfig = TILE,
     kind: WeightKind = WeightKind.BF16,
+    lost: int = 1,
 ) -> None:
-    """The last rank never comes: the deadline ends the call on the others, and they blame it."""
-    lost = len(system.devices) - 1
+    """The `lost` last ranks never come: the deadline ends the call on the others, and they blame the last."""
+    size = len(system.devices)
     with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=tile):
-        group = VirtualGroup(lost + 1, emulation=system)
+        group = VirtualGroup(size, emulation=system)
         spaces = group.run(
             lambda rank: Workspace.create(rank, max_tokens=m, n=128, path="fused", deadline=0.001)
         )
-        problems = _problems(lost + 1, m, 128, k, kind)
-        outs = [torch.zeros((shard_length(m, lost + 1), 128), dtype=torch.bfloat16) for _ in range(lost)]
+        problems = _problems(size, m, 128, k, kind)
+        length = shard_length(m, size)
+        outs = [torch.zeros((length, 128), dtype=torch.bfloat16) for _ in range(size - lost)]
         for rank, out in enumerate(outs):
             gemm_rs(problems[rank].x, problems[rank].weight, spaces[rank], out)
         system.run()
@@ -158,8 +169,8 @@ def _fused_lost(
         for rank, out in enumerate(outs):
             with pytest.raises(ExchangeError) as caught:
                 spaces[rank].check()
-            assert caught.value.blamed == lost
-            assert out[: max(m - rank * len(out), 0)].isnan().all()
+            assert caught.value.blamed == size - 1
+            assert out[: max(m - rank * length, 0)].isnan().all()
             kinds.add(type(caught.value))
         assert PeerTimeoutError in kinds
 
@@ -193,20 +204,38 @@ sm100_lost.checks = False  # type: ignore[attr-defined]
 
 
 def sm100_lost_token(system: Any) -> None:
-    """Two ranks wait for a third, one of them for its token; MXFP8 by single SMs."""
-    _fused_lost(system, 1, 128, SM100_TILE, WeightKind.MXFP8)
+    """Two ranks wait for two others, one of them for their tokens; MXFP8 by single SMs."""
+    _fused_lost(system, 1, 128, SM100_TILE, WeightKind.MXFP8, 2)
 
 
-sm100_lost_token.ranks, sm100_lost_token.processors = 3, 1  # type: ignore[attr-defined]
+sm100_lost_token.ranks, sm100_lost_token.processors = 4, 1  # type: ignore[attr-defined]
 sm100_lost_token.arch, sm100_lost_token.checks = "sm_100a", False  # type: ignore[attr-defined]
 
 
+def sm100_pair_lost(system: Any) -> None:
+    """Two ranks with a pair of CTAs each wait for tiles of a third."""
+    _fused_lost(system, 400, 128, SM100_PAIR, WeightKind.MXFP8)
+
+
+sm100_pair_lost.ranks, sm100_pair_lost.processors, sm100_pair_lost.arch = 3, 2, "sm_100a"  # type: ignore[attr-defined]
+sm100_pair_lost.checks = False  # type: ignore[attr-defined]
+
+
+def sm100_pair_lost_token(system: Any) -> None:
+    """Two ranks with a pair of CTAs each wait for two others, one of them for their tokens."""
+    _fused_lost(system, 1, 128, SM100_PAIR, WeightKind.MXFP8, 2)
+
+
+sm100_pair_lost_token.ranks, sm100_pair_lost_token.processors = 4, 2  # type: ignore[attr-defined]
+sm100_pair_lost_token.arch, sm100_pair_lost_token.checks = "sm_100a", False  # type: ignore[attr-defined]
+
+
 def fused_lost_token(system: Any) -> None:
-    """Two ranks wait for a third, one of them for its token."""
-    _fused_lost(system, 1)
+    """Two ranks wait for two others, one of them for their tokens."""
+    _fused_lost(system, 1, lost=2)
 
 
-fused_lost_token.ranks, fused_lost_token.processors = 3, 1  # type: ignore[attr-defined]
+fused_lost_token.ranks, fused_lost_token.processors = 4, 1  # type: ignore[attr-defined]
 fused_lost_token.checks = False  # type: ignore[attr-defined]
 
 SHAPE = TileShape(16, 32)
@@ -257,12 +286,12 @@ def _reduce_scatter(system: Any, shapes: list[int], n: int, dtype: torch.dtype, 
             assert not out[len(rows) :].any(), f"rows past the end on rank {rank} for m {m}"
 
 
-def _all_gather(system: Any, shapes: list[int], n: int, grid_size: int) -> None:
-    """All-gathers with a reduce-scatter after each, on one exchange."""
+def _all_gather(system: Any, shapes: list[int], reduced: list[int], n: int, grid_size: int) -> None:
+    """All-gathers of `shapes`, and behind each of `reduced` a reduce-scatter on the same exchange."""
     launches, _ = _exchanges(system, max(shapes), n, 1.0)
     size = len(launches)
     generator = torch.Generator().manual_seed(3)
-    results = []
+    gathered, sums = [], []
     for m in shapes:
         whole = torch.randint(-8, 9, (m, n), generator=generator).bfloat16()
         length = shard_length(m, size)
@@ -273,73 +302,107 @@ def _all_gather(system: Any, shapes: list[int], n: int, grid_size: int) -> None:
             rows = whole[rank * length : (rank + 1) * length]
             shard[: len(rows)] = rows
             all_gather_cuda(exchange, shard, out, SHAPE, signature, grid_size)
-        sums = [torch.full((length, n), float("nan"), dtype=torch.bfloat16) for _ in range(size)]
-        signature = call_signature(Operation.REDUCE_SCATTER, m, n, SHAPE.m, SHAPE.n)
-        for exchange, gathered, shard in zip(launches, outs, sums, strict=True):
-            reduce_scatter_cuda(exchange, gathered, shard, SHAPE, signature, 1, 1, grid_size)
-        results.append((whole, outs, sums))
+        gathered.append((whole, outs))
+        if m in reduced:
+            shards = [torch.full((length, n), float("nan"), dtype=torch.bfloat16) for _ in range(size)]
+            signature = call_signature(Operation.REDUCE_SCATTER, m, n, SHAPE.m, SHAPE.n)
+            for exchange, out, shard in zip(launches, outs, shards, strict=True):
+                reduce_scatter_cuda(exchange, out, shard, SHAPE, signature, 1, 1, grid_size)
+            sums.append((whole, shards))
     system.run()
     for exchange in launches:
         exchange.check()
-    for whole, outs, sums in results:
+    for whole, outs in gathered:
         assert all(torch.equal(out, whole) for out in outs)
-        assert torch.equal(torch.cat(sums)[: len(whole)], whole * size)
-
-
-def all_gather_pair(system: Any) -> None:
-    """Two ranks, changing M, so that banks are written again."""
-    _all_gather(system, [70, 1, 0, 48], 64, 2)
+    for whole, shards in sums:
+        assert torch.equal(torch.cat(shards)[: len(whole)], whole * size)
 
 
 def all_gather_trio(system: Any) -> None:
-    """Three ranks, the last one with fewer rows or none."""
-    _all_gather(system, [40, 2], 96, 1)
+    """Three ranks, one CTA each, the last with fewer rows or none: rings come round, banks are used again."""
+    _all_gather(system, [200, 2, 0, 48], [2], 32, 1)
 
 
-all_gather_pair.ranks, all_gather_trio.ranks = 2, 3  # type: ignore[attr-defined]
+all_gather_trio.ranks = 3  # type: ignore[attr-defined]
+
+Start = Callable[[LaunchExchange, int, torch.Tensor], None]
+"""Enqueues a call with this M and output."""
 
 
-def _reduce_scatter_lost(system: Any, m: int, sent: int) -> None:
-    n, lost = 64, len(system.devices) - 1
+def _lost(system: Any, lost: int, sent: int, m: int, start: Start, operation: Operation) -> None:
+    """The `lost` last ranks never come, or die after some tiles: the deadline ends the call."""
+    n, size = 32, len(system.devices)
     exchanges, blocks = _exchanges(system, m, n, 0.001)
-    exchanges = exchanges[:lost]
-    outs = [torch.zeros((shard_length(m, lost + 1), n), dtype=torch.bfloat16) for _ in exchanges]
-    signature = call_signature(Operation.REDUCE_SCATTER, m, n, SHAPE.m, SHAPE.n)
-    partial = torch.ones(m, n, dtype=torch.bfloat16)
+    exchanges = exchanges[: size - lost]
+    length = m if operation is Operation.ALL_GATHER else shard_length(m, size)
+    outs = [torch.zeros((length, n), dtype=torch.bfloat16) for _ in exchanges]
+    signature = call_signature(operation, m, n, SHAPE.m, SHAPE.n)
     for exchange, block in zip(exchanges, blocks, strict=False):
-        # The lost rank has sent some tiles (of zeros) before.
+        # The last rank has sent some tiles (of zeros) before.
         for tile in range(sent):
-            at = exchange.layout.flag_offset(bank_of(1), lost, tile)
+            at = exchange.layout.flag_offset(bank_of(1), size - 1, tile)
             block[at : at + 8].view(torch.int64)[0] = signal(1, signature)
     for exchange, out in zip(exchanges, outs, strict=True):
-        reduce_scatter_cuda(exchange, partial, out, SHAPE, signature, 1, 1, 2)
+        start(exchange, signature, out)
     system.run()
     for rank, (exchange, out) in enumerate(zip(exchanges, outs, strict=True)):
         with pytest.raises(ExchangeError) as caught:
             exchange.check()
-        assert caught.value.blamed == lost
-        assert out[: max(m - rank * len(out), 0)].isnan().all()
+        assert caught.value.blamed == size - 1
+        rows = m if operation is Operation.ALL_GATHER else max(m - rank * length, 0)
+        assert out[:rows].isnan().all()
+
+
+def _all_gather_lost(system: Any, lost: int, m: int, sent: int) -> None:
+    shard = torch.zeros(shard_length(m, len(system.devices)), 32, dtype=torch.bfloat16)
+
+    def start(exchange: LaunchExchange, signature: int, out: torch.Tensor) -> None:
+        all_gather_cuda(exchange, shard, out, SHAPE, signature, 2)
+
+    _lost(system, lost, sent, m, start, Operation.ALL_GATHER)
+
+
+def all_gather_lost(system: Any) -> None:
+    """Two ranks with two CTAs each wait for tiles of a third, of which some came."""
+    _all_gather_lost(system, 1, 96, 1)
+
+
+def all_gather_lost_token(system: Any) -> None:
+    """Two ranks with two CTAs each wait for the tokens of two others without rows, and for a fifth's tile."""
+    _all_gather_lost(system, 3, 3, 0)
+
+
+all_gather_lost.ranks, all_gather_lost_token.ranks = 3, 5  # type: ignore[attr-defined]
+
+
+def _reduce_scatter_lost(system: Any, lost: int, m: int, sent: int) -> None:
+    partial = torch.ones(m, 32, dtype=torch.bfloat16)
+
+    def start(exchange: LaunchExchange, signature: int, out: torch.Tensor) -> None:
+        reduce_scatter_cuda(exchange, partial, out, SHAPE, signature, 1, 1, 2)
+
+    _lost(system, lost, sent, m, start, Operation.REDUCE_SCATTER)
 
 
 def reduce_scatter_lost(system: Any) -> None:
     """Two ranks with two CTAs each wait for tiles of a third, of which some came."""
-    _reduce_scatter_lost(system, 96, 2)
+    _reduce_scatter_lost(system, 1, 96, 1)
 
 
 reduce_scatter_lost.ranks = 3  # type: ignore[attr-defined]
 
 
 def reduce_scatter_lost_token(system: Any) -> None:
-    """Two ranks wait for a third, one of them for its token."""
-    _reduce_scatter_lost(system, 1, 0)
+    """Two ranks wait for two others, one of them for their tokens."""
+    _reduce_scatter_lost(system, 2, 1, 0)
 
 
-reduce_scatter_lost_token.ranks = 3  # type: ignore[attr-defined]
+reduce_scatter_lost_token.ranks = 4  # type: ignore[attr-defined]
 
 
 def reduce_scatter_pair(system: Any) -> None:
-    """Two ranks, one CTA each, three calls."""
-    _reduce_scatter(system, [90, 90, 90], 64, torch.bfloat16, 1)
+    """Two ranks, one CTA each: the ring of publications comes round, a bank is used again."""
+    _reduce_scatter(system, [150, 1, 150], 32, torch.bfloat16, 1)
 
 
 reduce_scatter_pair.ranks = 2  # type: ignore[attr-defined]
@@ -347,7 +410,7 @@ reduce_scatter_pair.ranks = 2  # type: ignore[attr-defined]
 
 def reduce_scatter_trio(system: Any) -> None:
     """Three ranks with two CTAs each, three calls of changing length."""
-    _reduce_scatter(system, [60, 1, 60], 64, torch.bfloat16, 2)
+    _reduce_scatter(system, [60, 1, 60], 32, torch.bfloat16, 2)
 
 
 reduce_scatter_trio.ranks = 3  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ random from the seed. The same seed, memory addresses and launches give the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from dsv4_ptx_emulator.ptx.module import Kernel, Module, Variable
 from dsv4_ptx_emulator.ptx.parser import parse
 
 MAX_STEPS = 500_000_000
+KEPT = 16
+"""Texts and decoded kernels that later emulators of the process need not parse and decode again."""
+
 MEMORY_MODEL = "memory-model"
 """Value of `checks` that adds the checker of the memory consistency model."""
 
@@ -154,14 +158,14 @@ class Emulator:
         return tuple(self._modules)
 
     def load(self, text: str) -> Module:
-        """Parse a PTX text; the same text is parsed once.
+        """Parse a PTX text; the same text is parsed once, in this process if it is among the latest.
 
         Raises:
             PtxSyntaxError: It is not PTX.
         """
         module = self._modules.get(text)
         if module is None:
-            module = self._modules[text] = parse(self._rewrite(text) if self._rewrite else text)
+            module = self._modules[text] = _parsed(self._executed(text))
         return module
 
     def program(self, text: str, entry: str, rank: int = 0) -> Program:
@@ -184,10 +188,15 @@ class Emulator:
             # Without global variables the decoded kernel is the same on every rank.
             found = self._programs[key] = self.program(text, entry, 0)
             return found
-        symbols, static, local = _symbols(module, kernel)
-        symbols.update({name: ("global", address) for name, address in own.items()})
-        found = self._programs[key] = Program(kernel, self.machine.arch, symbols, static, local)
+        if own:
+            found = _decoded(module, kernel, self.machine.arch, own)
+        else:
+            found = _shared_program(self._executed(text), entry, self.machine.arch)
+        self._programs[key] = found
         return found
+
+    def _executed(self, text: str) -> str:
+        return self._rewrite(text) if self._rewrite else text
 
     def launch(
         self,
@@ -272,6 +281,22 @@ class Emulator:
                 addresses[variable.name] = address
             self._globals[key] = addresses
         return self._globals[key]
+
+
+_parsed = lru_cache(maxsize=KEPT)(parse)
+
+
+@lru_cache(maxsize=KEPT)
+def _shared_program(text: str, entry: str, arch: str) -> Program:
+    """A decoded kernel without global variables, which any machine may execute."""
+    module = _parsed(text)
+    return _decoded(module, module.kernels[entry], arch, {})
+
+
+def _decoded(module: Module, kernel: Kernel, arch: str, own: Mapping[str, int]) -> Program:
+    symbols, static, local = _symbols(module, kernel)
+    symbols.update({name: ("global", address) for name, address in own.items()})
+    return Program(kernel, arch, symbols, static, local)
 
 
 def _symbols(module: Module, kernel: Kernel) -> tuple[dict[str, tuple[str, int]], int, int]:

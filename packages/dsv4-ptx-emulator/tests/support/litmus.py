@@ -35,6 +35,7 @@ def verdict(
     module: str = "",
     arch: str = "sm_90a",
     launches: int = 1,
+    dependent: bool = False,
 ) -> str:
     """The rule that a run violates; "" if none; "unwritten" for a read of what has not been written yet.
 
@@ -60,6 +61,7 @@ def verdict(
                 cluster=(cluster, 1, 1) if cluster else None,
                 parameters=struct.pack("<4Q", *(address for _, address in buffers), rank),
                 rank=rank,
+                dependent=dependent,
             )
     try:
         emulator.run()

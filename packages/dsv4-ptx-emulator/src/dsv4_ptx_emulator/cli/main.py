@@ -5,6 +5,7 @@
     dsv4-emulate run package.module:function         a function of a `System`
     dsv4-emulate trace package.module:function out.json
     dsv4-emulate mutate package.module:function --kernel NAME --name NAME --output result.json
+    dsv4-emulate argue result.json --arguments FOLDER
     dsv4-emulate list-instructions
 
 The function is called with the system, launches on its devices and returns None, or something to print. What

@@ -46,9 +46,10 @@ class Target:
         barrier: Its address.
         signal: What the barrier is told.
         place: An address in the CTA that the data goes to, where it is not the barrier's.
+        lanes: Whose copies it is, one address of each, where a piece is of several lanes.
     """
 
-    __slots__ = ("barrier", "memory", "place", "signal", "write")
+    __slots__ = ("barrier", "lanes", "memory", "place", "signal", "write")
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class Target:
         barrier: int = 0,
         signal: Callable[[MBarrier], Any] | None = None,
         place: int | None = None,
+        lanes: tuple[int, ...] = (),
     ) -> None:
         self.write = write
+        self.lanes = lanes
         self.place = barrier if place is None else place
         self.memory = memory
         self.barrier = barrier

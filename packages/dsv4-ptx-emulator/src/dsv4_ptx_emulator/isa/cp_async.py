@@ -104,7 +104,8 @@ def cp_async(instruction: Instruction, context: DecodeContext) -> Step:
         for part in np.unique(share):
             mine = share == part
             read = partial(_read, warp.machine.global_memory, sources[mine], sizes[mine], size, kind)
-            pieces.append((read, [Target(partial(_write, warp.shared, targets[mine], kind))]))
+            write = partial(_write, warp.shared, targets[mine], kind)
+            pieces.append((read, [Target(write, lanes=tuple(lanes[mine].tolist()))]))
         groups = [copies.groups[lane].open for lane in lanes.tolist()]
         transfer = Transfer(kind, "cp.async", pieces, groups, copies.channel)
         transfer.followers.append(partial(copies.land, transfer))

@@ -3,22 +3,25 @@
 
 Contract: the original runs first, over `clean_seeds` schedules of each scenario; what the memory model's
 checker finds in it is listed, and passed over when mutants run (a mutant is caught by something new). Then
-each mutant runs until somebody notices, at most `seeds` schedules of each scenario in which the original got
-to its line. Survivors need an argument why they are equivalent, from a file of arguments; those without one
-are the check that fails.
+each mutant runs until somebody notices, over `seeds` schedules of each scenario in which the original got
+to its line. Survivors need an argument why they are equivalent, from a file of arguments. One without runs on
+to `most_seeds` schedules of each scenario; if nobody notices then, that is the check that fails.
+
+A journal beside the result keeps what is done. An interrupted campaign goes on from there, and one whose
+check failed is complete as soon as there are arguments for its survivors.
 
 Workers are forked, so that they inherit compiled host functions.
 """
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import multiprocessing
 import os
 import platform
 import sys
 import time
-import tomllib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,11 +32,13 @@ from typing import Any
 
 from dsv4_ptx_emulator._version import __version__
 from dsv4_ptx_emulator.errors import ArgumentError
+from dsv4_ptx_emulator.mutation.arguments import Arguments, argue
+from dsv4_ptx_emulator.mutation.journal import Journal, sources
 from dsv4_ptx_emulator.mutation.mutants import Mutant, mutants
 from dsv4_ptx_emulator.mutation.trial import PATIENCE, Clean, Scenario, attempt, clean
 from dsv4_ptx_emulator.ptx.parser import parse
 
-SCHEMA = 1
+SCHEMA = 2
 LIBRARIES = ("numpy", "torch", "nvidia-cutlass-dsl")
 
 
@@ -46,9 +51,10 @@ class Campaign:
         scenarios: In the order in which mutants meet them; cheap ones first.
         kernel: Part of the kernel's name.
         seeds: Schedules per scenario for each mutant.
+        most_seeds: The same for one that nobody has noticed by then and no argument explains.
         clean_seeds: Schedules per scenario for the original.
         jobs: Processes.
-        arguments: By mutant's name, why it is equivalent.
+        arguments: Why mutants are equivalent, and findings in the original stay.
         only: Names of mutants to run; all of them if empty.
     """
 
@@ -56,18 +62,15 @@ class Campaign:
     scenarios: tuple[Scenario, ...]
     kernel: str
     seeds: int
+    most_seeds: int
     clean_seeds: int
     jobs: int
-    arguments: dict[str, str]
+    arguments: Arguments
     only: frozenset[str] = frozenset()
 
-
-def read_arguments(path: Path | None) -> dict[str, str]:
-    """Arguments by mutant, from TOML: tables `[[equivalent]]` with `mutants` (names) and `because`."""
-    if path is None:
-        return {}
-    tables = tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", [])
-    return {name: table["because"] for table in tables for name in table["mutants"]}
+    def seeds_of(self, mutant: Mutant) -> int:
+        """How many schedules of each scenario the mutant has to pass unnoticed."""
+        return self.seeds if mutant.name in self.arguments.mutants else max(self.seeds, self.most_seeds)
 
 
 @dataclass(slots=True)
@@ -84,37 +87,43 @@ class _Shared:
 _shared: _Shared | None = None
 
 
-def run(campaign: Campaign, command: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run a campaign.
+def run(
+    campaign: Campaign, command: str, say: Callable[[str], None], journal_path: Path | None = None
+) -> dict[str, Any]:
+    """Run a campaign, or the rest of it.
+
+    Args:
+        campaign: What is to be done.
+        command: How the user said so.
+        say: Told of progress.
+        journal_path: Where to keep what is done until all is; None for nowhere.
 
     Returns:
         The result, ready for JSON.
 
     Raises:
-        ArgumentError: No or several kernels have the name, or an argument is about no mutant.
+        ArgumentError: No or several kernels have the name.
     """
     global _shared
-    started = time.time()
-    runs = _baseline(campaign, say)
+    # The first runs are in this process, so that what is compiled is there for all.
+    found = [clean(scenario, [0]) for scenario in campaign.scenarios]
+    text, entry = _kernel(set().union(*(part.texts for part in found)), campaign.kernel)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    journal = Journal(journal_path, _about(campaign, digest))
+    # The collector would walk all that libraries have made, again and again.
+    gc.freeze()
+    seconds = _baseline(campaign, found, journal, say)
     baseline = Clean()
-    for part in runs:
+    for part in found:
         baseline.add(part)
-    text, entry = _kernel(baseline.texts, campaign.kernel)
     known = frozenset((rule, first) for rule, first, _ in baseline.findings)
-    _shared = _Shared(campaign, text, known, PATIENCE * baseline.steps, [part.lines for part in runs])
+    _shared = _Shared(campaign, text, known, PATIENCE * baseline.steps, [part.lines for part in found])
     work = [each for each in mutants(text, entry) if not campaign.only or each.name in campaign.only]
-    if unknown := set(campaign.arguments) - {each.name for each in mutants(text, entry)}:
-        raise ArgumentError("arguments", sorted(unknown), "names of mutants")
-    rows = []
-    context = multiprocessing.get_context("fork")
-    with context.Pool(campaign.jobs) as pool:
-        for row in pool.imap(_try, work):
-            rows.append(row)
-            say(f"{len(rows)}/{len(work)} {row['status']}: {row['mutant']} ({row['by']}, {row['runs']} runs)")
-    return {
+    rows, spent = _rows(campaign, work, journal, say)
+    result: dict[str, Any] = {
         "name": campaign.name,
         "machine": {
-            "device": "sm_90a emulated by dsv4-ptx-emulator",
+            "device": f"{getattr(campaign.scenarios[0], 'arch', 'sm_90a')} emulated by dsv4-ptx-emulator",
             "cpu": platform.machine(),
             "cpu_count": os.cpu_count(),
             "system": platform.system(),
@@ -123,39 +132,102 @@ def run(campaign: Campaign, command: str, say: Callable[[str], None]) -> dict[st
         "command": command,
         "date": datetime.now(UTC).replace(microsecond=0).isoformat(),
         "rows": rows,
-        "checks": _checks(campaign, rows, baseline),
+        "checks": [],
         "schema": {
             "version": SCHEMA,
             "kernel": entry,
+            "kernel_sha256": digest,
             "scenarios": [_name(each) for each in campaign.scenarios],
             "seeds": campaign.seeds,
+            "most_seeds": campaign.most_seeds,
             "clean_seeds": campaign.clean_seeds,
-            "seconds": round(time.time() - started),
+            "core_seconds": round(seconds + spent),
+            "only": sorted(campaign.only),
             "findings": [asdict(finding) for finding in baseline.findings.values()],
             "failures": baseline.failures,
         },
     }
+    argue(result, campaign.arguments)
+    if all(check["holds"] for check in result["checks"]):
+        journal.remove()
+    return result
 
 
-def _baseline(campaign: Campaign, say: Callable[[str], None]) -> list[Clean]:
-    """What came out of the original's runs, by scenario."""
-    # The first run is in this process, so that what is compiled is there for all.
-    found = [clean(scenario, [0]) for scenario in campaign.scenarios]
+def _about(campaign: Campaign, digest: str) -> dict[str, Any]:
+    """What must be the same for the entries of a journal to count."""
+    return {
+        "version": SCHEMA,
+        "kernel_sha256": digest,
+        "sources_sha256": sources(campaign.scenarios),
+        "scenarios": [_name(each) for each in campaign.scenarios],
+        "versions": _versions(),
+    }
+
+
+def _baseline(campaign: Campaign, found: list[Clean], journal: Journal, say: Callable[[str], None]) -> float:
+    """Add what comes out of the original's other runs to `found`, by scenario; returns their seconds."""
+    done = {
+        (number, seed): (part, spent)
+        for number, seed, part, spent in journal.entries.get("clean", ())
+        if seed < campaign.clean_seeds
+    }
+    seconds = 0.0
+    for (number, _), (part, spent) in done.items():
+        found[number].add(Clean.from_json(part))
+        seconds += spent
     tasks = [
-        (number, seed) for number in range(len(campaign.scenarios)) for seed in range(1, campaign.clean_seeds)
+        (number, seed)
+        for seed in range(1, campaign.clean_seeds)
+        for number in range(len(campaign.scenarios))
+        if (number, seed) not in done
     ]
     with multiprocessing.get_context("fork").Pool(campaign.jobs) as pool:
         runs = pool.imap_unordered(partial(_clean_one, campaign.scenarios), tasks)
-        for done, (number, part) in enumerate(runs, 1):
+        for count, (number, seed, part, spent) in enumerate(runs, 1):
+            journal.add("clean", (number, seed, part.as_json(), spent))
             found[number].add(part)
-            if done % 50 == 0:
-                say(f"original: {done} of {len(tasks)} runs")
-    return found
+            seconds += spent
+            if count % 50 == 0:
+                say(f"original: {count} of {len(tasks)} runs")
+    return seconds
 
 
-def _clean_one(scenarios: Sequence[Scenario], task: tuple[int, int]) -> tuple[int, Clean]:
+def _clean_one(scenarios: Sequence[Scenario], task: tuple[int, int]) -> tuple[int, int, Clean, float]:
     number, seed = task
-    return number, clean(scenarios[number], [seed])
+    started = time.process_time()
+    part = clean(scenarios[number], [seed])
+    return number, seed, part, round(time.process_time() - started, 3)
+
+
+def _rows(
+    campaign: Campaign, work: Sequence[Mutant], journal: Journal, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], float]:
+    """The rows of all mutants, in order, and the seconds that they took."""
+    assert _shared is not None
+    known = [list(each) for each in sorted(_shared.known)]
+    names = {each.name: each for each in work}
+    rows = {}
+    for row, spent, passed_over, reached in journal.entries.get("row", ()):
+        mutant = names.get(row["mutant"])
+        # What more runs of the original have found or reached since may change a row.
+        if mutant is None or passed_over != known:
+            continue
+        if row["by"] or (reached == _reaching(mutant) and row["seeds"] >= campaign.seeds_of(mutant)):
+            rows[mutant.name] = (row, spent)
+    left = [each for each in work if each.name not in rows]
+    with multiprocessing.get_context("fork").Pool(campaign.jobs) as pool:
+        for mutant, (row, spent) in zip(left, pool.imap(_try, left), strict=True):
+            journal.add("row", (row, spent, known, _reaching(mutant)))
+            rows[row["mutant"]] = (row, spent)
+            outcome = row["by"] or row["status"]
+            say(f"{len(rows)}/{len(work)} {row['mutant']}: {outcome} ({row['runs']} runs)")
+    return [rows[each.name][0] for each in work], sum(spent for _, spent in rows.values())
+
+
+def _reaching(mutant: Mutant) -> list[int]:
+    """Numbers of the scenarios in which the original gets to the mutant's line."""
+    assert _shared is not None
+    return [number for number, lines in enumerate(_shared.lines) if mutant.line in lines]
 
 
 def _kernel(texts: set[str], name: str) -> tuple[str, str]:
@@ -165,60 +237,30 @@ def _kernel(texts: set[str], name: str) -> tuple[str, str]:
     return found[0]
 
 
-def _try(mutant: Mutant) -> dict[str, Any]:
+def _try(mutant: Mutant) -> tuple[dict[str, Any], float]:
+    """A mutant's row, before any argument, and the seconds that it took."""
     shared = _shared
     assert shared is not None
-    changed = mutant.apply(shared.text)
-    runs = 0
+    started = time.process_time()
+    rewrite = partial(_rewritten, shared.text, mutant.apply(shared.text))
+    scenarios = [shared.campaign.scenarios[number] for number in _reaching(mutant)]
     row: dict[str, Any] = {"mutant": mutant.name, "line": mutant.line, "rule": mutant.rule}
-    scenarios = [
-        scenario
-        for scenario, lines in zip(shared.campaign.scenarios, shared.lines, strict=True)
-        if mutant.line in lines
-    ]
-    for seed in range(shared.campaign.seeds):
+    row |= {"status": "survived" if scenarios else "not reached", "by": "", "runs": 0}
+    row |= {"seeds": 0, "scenario": "", "detail": ""}
+    for seed in range(shared.campaign.seeds_of(mutant) if scenarios else 0):
+        row["seeds"] = seed + 1
         for scenario in scenarios:
-            runs += 1
-            outcome = attempt(
-                scenario,
-                seed,
-                partial(_rewritten, shared.text, changed),
-                known=shared.known,
-                max_steps=shared.max_steps,
-            )
+            row["runs"] += 1
+            outcome = attempt(scenario, seed, rewrite, known=shared.known, max_steps=shared.max_steps)
             if outcome.by:
-                caught = {"status": "caught", "by": outcome.by, "runs": runs, "seeds": seed + 1}
-                return row | caught | {"scenario": _name(scenario), "detail": outcome.detail, "argument": ""}
-    argument = shared.campaign.arguments.get(mutant.name, "")
-    status = "equivalent" if argument else "survived" if scenarios else "not reached"
-    return row | {
-        "status": status,
-        "by": "",
-        "runs": runs,
-        "seeds": shared.campaign.seeds,
-        "scenario": "",
-        "detail": "",
-        "argument": argument,
-    }
+                row |= {"status": "caught", "by": outcome.by, "detail": outcome.detail}
+                row["scenario"] = _name(scenario)
+                return row, round(time.process_time() - started, 3)
+    return row, round(time.process_time() - started, 3)
 
 
 def _rewritten(original: str, changed: str, text: str) -> str:
     return changed if text == original else text
-
-
-def _checks(campaign: Campaign, rows: list[dict[str, Any]], baseline: Clean) -> list[dict[str, Any]]:
-    counts = Counter(row["status"] for row in rows)
-    unexplained = counts["survived"] + counts["not reached"]
-    refuted = sum(1 for row in rows if row["status"] == "caught" and row["mutant"] in campaign.arguments)
-    values = {
-        "findings in the original": len(baseline.findings),
-        "failures of the original": len(baseline.failures),
-        "mutants that nobody noticed and no argument explains": unexplained,
-        "arguments that a run refutes": refuted,
-    }
-    return [
-        {"name": name, "value": value, "target": 0, "holds": value == 0} for name, value in values.items()
-    ]
 
 
 def _name(scenario: Scenario) -> str:

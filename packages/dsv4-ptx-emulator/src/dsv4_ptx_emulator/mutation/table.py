@@ -22,8 +22,9 @@ def markdown(result: dict[str, Any], title: str) -> str:
         + f"), {counts['equivalent']} equivalent, {counts['survived']} survived, "
         f"{counts['not reached']} not reached. "
         f"The original ran over {schema['clean_seeds']} schedules of each of "
-        f"{len(schema['scenarios'])} scenarios ({', '.join(schema['scenarios'])}), each mutant over at most "
-        f"{schema['seeds']} of each. {software}; {result['date'][:10]}.",
+        f"{len(schema['scenarios'])} scenarios ({', '.join(schema['scenarios'])}). "
+        f"Mutants were caught within {_most(rows, 'caught')} schedules of each, the others ran over "
+        f"{_least(rows)} or more. {software}; {_digest(schema)}{result['date'][:10]}.",
         "",
         f"`{result['command']}`",
         "",
@@ -54,6 +55,19 @@ def markdown(result: dict[str, Any], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _most(rows: list[dict[str, Any]], status: str) -> int:
+    return max((row["seeds"] for row in rows if row["status"] == status), default=0)
+
+
+def _digest(schema: dict[str, Any]) -> str:
+    # Results of schema 1 have none.
+    return f"SHA-256 of the PTX {schema['kernel_sha256'][:16]}…; " if "kernel_sha256" in schema else ""
+
+
+def _least(rows: list[dict[str, Any]]) -> int:
+    return min((row["seeds"] for row in rows if row["status"] != "caught"), default=0)
+
+
 def _original(result: dict[str, Any]) -> list[str]:
     findings, failures = result["schema"]["findings"], result["schema"]["failures"]
     if not findings and not failures:
@@ -67,6 +81,8 @@ def _original(result: dict[str, Any]) -> list[str]:
         shown = ", ".join(f"{first} and {second}" for first, second in pairs[:6])
         more = f" and {len(pairs) - 6} more pairs" if len(pairs) > 6 else ""
         lines.append(f"* {rule}, lines {shown}{more}. One of them: {group[0]['text']}")
+        because = dict.fromkeys(finding.get("argument", "") for finding in group)
+        lines += [f"  It stays, because {argument.strip()}" for argument in because if argument]
     return [*lines, *(f"* {failure}" for failure in failures)]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dsv4_ptx_emulator.checkers.memory_model.findings import Finding
@@ -145,6 +145,19 @@ class Clean:
     steps: int = 0
     texts: set[str] = field(default_factory=set)
     lines: set[int] = field(default_factory=set)
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the texts, ready for JSON."""
+        findings = [asdict(finding) for finding in self.findings.values()]
+        kept = {"findings": findings, "failures": self.failures, "steps": self.steps}
+        return kept | {"lines": sorted(self.lines)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Clean:
+        """The inverse of `as_json`."""
+        findings = [Finding(**each) for each in value["findings"]]
+        found = {finding.key: finding for finding in findings}
+        return cls(found, value["failures"], value["steps"], set(), set(value["lines"]))
 
     def add(self, other: Clean) -> None:
         """Take in the results of other runs."""

@@ -86,7 +86,7 @@ class Device:
         self.index = index
         self._streams = [Stream(self, 0)]
         self._here = threading.local()
-        self._shared: dict[int, Lease] = {}
+        self._shared: list[Lease] = []
         self._told = False
 
     @property
@@ -144,15 +144,16 @@ class Device:
             raise
 
     def share(self, memory: Any) -> None:
-        """Let every rank touch `memory`, whose home is here, until `unshare`."""
-        lease = self.system.memory.lease(memory, home=self.index, shared=True)
-        self._shared[lease.extent.start] = lease
+        """Let every rank touch `memory`, whose home is here, until `unshare` as often."""
+        self._shared.append(self.system.memory.lease(memory, home=self.index, shared=True))
 
     def unshare(self, memory: Any) -> None:
-        """Take back `share`; idempotent."""
-        for start, lease in list(self._shared.items()):
+        """Take back one `share`, if there is one left."""
+        for lease in self._shared:
             if lease.extent.owner is memory:
-                self.system.memory.release(self._shared.pop(start))
+                self._shared.remove(lease)
+                self.system.memory.release(lease)
+                return
 
     @contextmanager
     def taking(self, memory: Sequence[Any] = ()) -> Iterator[None]:

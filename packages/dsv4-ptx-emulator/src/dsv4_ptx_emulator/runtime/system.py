@@ -40,6 +40,7 @@ from dsv4_ptx_emulator.runtime.device import Device, Queued
 from dsv4_ptx_emulator.runtime.errors import RuntimeLibraryError
 from dsv4_ptx_emulator.runtime.host import HostTable, host_table
 from dsv4_ptx_emulator.runtime.memory import HostMemory, Lease
+from dsv4_ptx_emulator.runtime.multicast import MulticastMapping
 
 DEFAULT_PROCESSORS = 4
 """SMs that a device claims to have: persistent kernels start as many CTAs, and few are faster to emulate."""
@@ -244,6 +245,10 @@ class System:
     def _give_back(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             self.memory.release(lease)
+
+    def map_multicast(self, memory: Sequence[Any]) -> MulticastMapping:
+        """Map `memory`, equal sizes of it on each rank, to multicast addresses; see `MulticastMapping`."""
+        return MulticastMapping(self, dict(enumerate(memory)))
 
     def link_bytes(self) -> Mapping[tuple[int, int], int]:
         """Bytes moved over each link (source rank, destination rank) by all launches so far."""

@@ -61,7 +61,7 @@ class CtaState:
         groups: By family, warp and lane (-1 for all).
         shadow: First granule of its shared memory.
         granules: How many.
-        copies: By warp, components of its cp.async so far.
+        copies: By warp and lane, components of its cp.async so far.
     """
 
     def __init__(self, cta: Cta, place: Place, reserved: Reserved) -> None:
@@ -73,7 +73,7 @@ class CtaState:
         self.groups: dict[tuple[str, int, int], Groups] = {}
         self.shadow = 0
         self.granules = 0
-        self.copies: dict[int, list[int]] = {}
+        self.copies: dict[tuple[int, int], list[int]] = {}
         self.used_pieces = 0
 
     def clock_of(self, warp: Warp) -> WarpClock:

@@ -12,7 +12,8 @@ shared and global memory, what is in `ALIAS` by accesses through another virtual
 what is in `MAPS` by tensor map fetches. A fence copies `CAUSAL` into its rows, synchronisation carries all
 rows along. So a fence counts anywhere on the path from one access to the other, which is how the ISA puts it
 for aliases; it says nothing more precise for the async proxy. Completed operations are entered into all
-rows, because their completion includes a proxy fence (9.7.10.28.2 for bulk copies, 9.7.17.4 for wgmma).
+rows, because their completion includes a proxy fence (9.7.10.28.2 for bulk copies, 9.7.17.4 for wgmma); a
+cp.async, which is of the generic proxy, into the first.
 
 A warp's lanes are separate threads. `WarpClock` keeps one clock for all lanes that know the same (a strand)
 and splits strands where lanes part; a lane's knowledge of itself is implied.
@@ -38,6 +39,9 @@ COMMON_ROWS = 3
 ALL_ROWS = 5
 
 
+EVERY_ROW, CAUSAL_ROW = slice(None), slice(1)
+
+
 def joined(a: Clock, b: Clock) -> Clock:
     """Everything that either knows; either may be shorter, which means that it knows nothing of the rest."""
     if a.shape == b.shape:
@@ -55,12 +59,14 @@ def widened(clock: Clock, rows: int, columns: int) -> Clock:
     return wide
 
 
-def advanced(clock: Clock, components: Sequence[int], epoch: int, columns: int) -> Clock:
-    """The clock that knows these components up to `epoch` as well, in all rows."""
+def advanced(
+    clock: Clock, components: Sequence[int], epoch: int, columns: int, rows: slice = EVERY_ROW
+) -> Clock:
+    """The clock that knows these components up to `epoch` as well, in all rows or in some."""
     result = widened(clock, 1, columns)
     result = result.copy() if result is clock else result
     for component in components:
-        np.maximum(result[:, component], epoch, out=result[:, component])
+        np.maximum(result[rows, component], epoch, out=result[rows, component])
     return result
 
 
@@ -208,10 +214,12 @@ class WarpClock:
         for strand in self.covering(bits):
             strand.clock = joined(strand.clock, clock)
 
-    def learn(self, bits: int, components: Sequence[int], epoch: int, columns: int) -> None:
+    def learn(
+        self, bits: int, components: Sequence[int], epoch: int, columns: int, rows: slice = EVERY_ROW
+    ) -> None:
         """These lanes learn that operations are complete."""
         for strand in self.covering(bits):
-            strand.clock = advanced(strand.clock, components, epoch, columns)
+            strand.clock = advanced(strand.clock, components, epoch, columns, rows)
 
     def fence(self, bits: int, rows: Sequence[int]) -> None:
         """A proxy fence of these lanes."""

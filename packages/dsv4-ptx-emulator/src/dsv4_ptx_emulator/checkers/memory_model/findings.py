@@ -13,7 +13,7 @@ RULES: dict[str, tuple[str, str]] = {
     "relaxed": ("8.8", "a flag that is written or read without release or acquire"),
     "strong-race": (
         "8.8, 8.10",
-        "a strong read that may return a later strong write, which atomics between them do not order",
+        "a strong read or write that may come after a later strong write, as what is between orders nothing",
     ),
     "proxy-fence": ("8.6, 9.7.10.28.2", "ordered accesses of two proxies without a proxy fence between"),
     "alias-fence": ("8.6, 8.9.5", "ordered accesses through two addresses without fence.proxy.alias between"),
@@ -22,6 +22,7 @@ RULES: dict[str, tuple[str, str]] = {
         "data of an asynchronous operation whose completion was not observed",
     ),
     "reuse": ("8.9.1.1, 9.7.10.28.6.2", "memory that an asynchronous operation may still read"),
+    "tensor-fence": ("9.7.18.6", "tensor memory that passes between threads without tcgen05 fences"),
     "uninitialised-barrier": ("9.7.15.16", "an mbarrier whose initialisation nothing orders before its use"),
 }
 """By name: sections of PTX ISA 9.4, and what it means."""

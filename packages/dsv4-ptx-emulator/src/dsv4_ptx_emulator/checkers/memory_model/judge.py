@@ -8,7 +8,8 @@ ordered the two if it had been right, that is named instead, with its lines.
 
 Between morally strong accesses order matters as well: a strong read may return the value of a write that
 merely comes later here. For a poll that is the point. Where a pair of atomics stands between the two and
-fails to synchronise, it is reported ("strong-race").
+fails to synchronise, it is reported ("strong-race"); likewise two strong writes, either of which may be the
+one that stays, with any release and acquire between them that fail to synchronise, such as a lock's.
 """
 
 from __future__ import annotations
@@ -99,14 +100,17 @@ class Judge:
         """
         grid = wrong if wrong.ndim == 2 else wrong[None]
         entries = before if before.ndim == 2 else before[None]
-        seen: set[tuple[int, int, int]] = set()
-        for slot, place in np.argwhere(grid).tolist():
-            entry = int(entries[slot, place])
-            note = int(self._model.shadow.notes[slot, at[place]])
-            own = int(mine) if np.ndim(mine) == 0 else int(mine[place])
-            if (entry, note, slot) in seen:
-                continue
-            seen.add((entry, note, slot))
+        slots, places = np.nonzero(grid)
+        notes = self._model.shadow.notes[slots, at[places]]
+        owners = np.full(len(places), mine) if np.ndim(mine) == 0 else mine[places]
+        cases = zip(
+            slots.tolist(), entries[slots, places].tolist(), notes.tolist(), owners.tolist(), strict=True
+        )
+        # A box of a copy meets thousands of granules and few accesses.
+        seen: dict[tuple[int, int, int], int] = {}
+        for slot, entry, note, own in cases:
+            seen.setdefault((slot, entry, note), own)
+        for (slot, entry, note), own in seen.items():
             self._one(access, slot, entry, note, own, clock, operation)
 
     def _one(
@@ -128,18 +132,13 @@ class Judge:
         assert self_owner is not None
         asynchronous = owner.lane < 0
         if self._allowed(first, size, owner.cta.place, second, access.size, self_owner.cta.place):
-            if slot == WRITE or second.semantics == "weak":
-                return
-            for miss in self._misses:
-                if miss.atomic and _explains(miss, component, epoch, own, clock):
-                    self._tell(access, "strong-race", first, "read", owner, f"; {miss.text}", operation)
-                    return
+            self._strong(access, slot, first, owner, component, epoch, own, clock, operation)
             return
         ordered = bool(clock[CAUSAL, component] >= epoch) or component == own
         hint = ""
         if asynchronous and first.proxy == "async":
             rule = "reuse" if slot >= ASYNC_READ else "incomplete-copy"
-        elif asynchronous:
+        elif asynchronous and not ordered:
             rule = "reuse" if slot != WRITE else "incomplete-copy"
         elif ordered:
             rule = "alias-fence" if "multimem" in (first.proxy, second.proxy) else "proxy-fence"
@@ -156,6 +155,30 @@ class Judge:
                 if _explains(miss, component, epoch, own, clock):
                     rule, hint = miss.rule, f"; {miss.text}"
         self._tell(access, rule, first, "read" if slot != WRITE else "write", owner, hint, operation)
+
+    def _strong(
+        self,
+        access: Access,
+        slot: int,
+        first: AccessKind,
+        owner: Owner,
+        component: int,
+        epoch: int,
+        own: int,
+        clock: Clock,
+        operation: Operation | None,
+    ) -> None:
+        """Morally strong accesses that nothing orders: wrong only if something was meant to."""
+        written = slot == WRITE
+        if access.kind.semantics == "weak" or (written and access.action != "write"):
+            return
+        if written and first.opcode.startswith(("atom", "red")):
+            return
+        for miss in self._misses:
+            if (written or miss.atomic) and _explains(miss, component, epoch, own, clock):
+                verb = "write" if written else "read"
+                self._tell(access, "strong-race", first, verb, owner, f"; {miss.text}", operation)
+                return
 
     def _tell(
         self,

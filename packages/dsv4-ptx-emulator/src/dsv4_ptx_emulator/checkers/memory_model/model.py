@@ -22,11 +22,13 @@ Decisions where the text leaves room:
 * mbarrier arrivals of earlier phases are ordered before a wait for a later one (a chain of
   read-modify-writes).
 * A bulk copy signals its barrier in the generic proxy, for waits of any scope, and on behalf of its own
-  accesses only.
+  accesses only (8.9.1.1: that says nothing of what its thread did before). The text makes this exception for
+  copies alone. What comes before a matrix operation comes before what follows its commit, since causality
+  order is transitive: pipelines that load a stage again once a commit has freed it count on that.
 * Lanes of a warp are threads. elect, shfl and vote order no memory; bar.warp.sync does.
 
-Not judged: bytes within a word, textures and ld.nc apart from other loads, tensor memory (see the checker of
-that name), local memory and parameters.
+Not judged: bytes within a word, textures and ld.nc apart from other loads, tensor memory but for the fences
+between threads (`tensor_fences`; see the checker of tensor memory for the rest), local memory and parameters.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ from dsv4_ptx_emulator.checkers.memory_model.clocks import (
     ALIAS,
     ALL_ROWS,
     CAUSAL,
+    CAUSAL_ROW,
     COMMON_ROWS,
+    EVERY_ROW,
     GLOBAL,
     MAPS,
     SHARED,
     Clock,
     Place,
     WarpClock,
+    advanced,
     joined,
     lanes_in,
     widened,
@@ -55,13 +60,14 @@ from dsv4_ptx_emulator.checkers.memory_model.clocks import (
 from dsv4_ptx_emulator.checkers.memory_model.findings import Finding
 from dsv4_ptx_emulator.checkers.memory_model.judge import Judge, Miss
 from dsv4_ptx_emulator.checkers.memory_model.operations import Operation
-from dsv4_ptx_emulator.checkers.memory_model.shadow import ASYNC_READ, GENERIC_READ, WRITE, Shadow
+from dsv4_ptx_emulator.checkers.memory_model.shadow import ASYNC_READ, GENERIC_READ, SLOTS, WRITE, Shadow
 from dsv4_ptx_emulator.checkers.memory_model.synchronisation import Synchronisation
+from dsv4_ptx_emulator.checkers.memory_model.tensor_fences import TensorFences
 from dsv4_ptx_emulator.machine.observer import Access, AccessKind, AsyncEvent, Observer
 from dsv4_ptx_emulator.machine.warp import Warp
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -71,6 +77,7 @@ if TYPE_CHECKING:
 
 _EPOCHS = (1 << 32) - 1
 _FEW = np.arange(32, dtype=np.int64)
+FEW_BYTES = 16
 
 
 @lru_cache(maxsize=1024)
@@ -98,17 +105,19 @@ class MemoryModel(Observer):
         self.rows = COMMON_ROWS
         self._judge = Judge(self, collect, known)
         self._synchronisation = Synchronisation(self)
+        self._tensor_fences = TensorFences(self.report)
         self._ctas: dict[int, CtaState] = {}
         self._starts: dict[int, Clock] = {}
         self._ends: dict[int, Clock] = {}
         self._streams: dict[tuple[int, int], Clock] = {}
+        self._last_start: dict[tuple[int, int], Clock] = {}
         self._running: set[int] = set()
         self._places = 0
         self._notes: list[tuple[AccessKind, int]] = []
         self._note_numbers: dict[tuple[int, int], int] = {}
         self._aliased: NDArray[np.bool_] | None = None
         self._executing: dict[int, Operation] = {}
-        self._tensor_done: dict[int, list[int]] = {}
+        self._tensor_done: dict[int, Clock] = {}
 
     def state_of(self, cta: Cta) -> CtaState:
         """What is known of a CTA that runs."""
@@ -131,18 +140,21 @@ class MemoryModel(Observer):
         return np.zeros((self.rows, self.components.columns), np.int32)
 
     def on_launch_begin(self, launch: Launch) -> None:
-        """A launch comes after the one before it on its stream, unless it may overlap with that."""
+        """A launch comes after the one before it on its stream, unless it was allowed to overlap with that.
+
+        Then griddepcontrol.wait orders it, whether or not the other has ended by now.
+        """
         opcodes = {instruction.opcode for instruction in launch.kernel.instructions}
         if any("proxy.alias" in each or "multimem" in each or "tensormap::" in each for each in opcodes):
             self.rows = ALL_ROWS
         if self._aliased is None and any("multimem" in each for each in opcodes):
             self._aliased = np.array([kind.proxy == "multimem" for kind, _ in self._notes], np.bool_)
-        before = launch.predecessor
-        if before is not None and before.state != "done":
-            start = self._starts[before.number]
+        stream = (launch.rank, launch.stream)
+        if launch.dependent:
+            start = self._last_start.get(stream, self.empty())
         else:
-            start = self._streams.get((launch.rank, launch.stream), self.empty())
-        self._starts[launch.number] = start
+            start = self._streams.get(stream, self.empty())
+        self._starts[launch.number] = self._last_start[stream] = start
         self._ends[launch.number] = start
         self._running.add(launch.number)
 
@@ -159,6 +171,7 @@ class MemoryModel(Observer):
         self.components = Components()
         self.shadow.clear()
         self._streams.clear()
+        self._last_start.clear()
         self._executing.clear()
         self._tensor_done.clear()
         self._synchronisation.clear()
@@ -201,6 +214,7 @@ class MemoryModel(Observer):
         reserved.piece_epoch += 2
         self._ends[cta.launch.number] = end
         self._synchronisation.forget(cta)
+        self._tensor_fences.forget(cta)
         if state.granules:
             self.shadow.release(state.shadow, state.granules)
 
@@ -221,6 +235,11 @@ class MemoryModel(Observer):
             self._synchronisation.barrier_by_warp(access, warp, state, clock)
             return
         lanes = _accessing(access, warp)
+        few = len(lanes) == 1 and access.size <= FEW_BYTES
+        if few and self._by_one_lane(access, state, clock, int(lanes[0])):
+            if kind.semantics != "weak":
+                self._synchronisation.strong(access, lanes, state, clock)
+            return
         granules = self._granules(access)
         if granules is None:
             return
@@ -231,12 +250,48 @@ class MemoryModel(Observer):
             at, mine = granules, components
             if len(clock.strands) > 1:
                 inside = (strand.bits >> lanes) & 1 == 1
-                if not inside.any():
+                if not np.count_nonzero(inside):
                     continue
                 at, mine = granules[inside], components[inside]
             self._compare(access, at, mine, clock.epoch, strand.clock, row, note, fenced=strand.fenced[ALIAS])
         if kind.semantics != "weak":
             self._synchronisation.strong(access, lanes, state, clock)
+
+    def _by_one_lane(self, access: Access, state: CtaState, clock: WarpClock, lane: int) -> bool:
+        """What `_compare` does for few granules and one thread, without arrays.
+
+        Returns whether that was all: nothing is wrong, and no address is an alias.
+        """
+        kind = access.kind
+        if self._aliased is not None or kind.proxy != "generic":
+            return False
+        address = int(access.addresses[0])
+        owner = access.owner
+        if owner is None:
+            at = self.shadow.global_few(address, access.size)
+        else:
+            state = self._ctas.get(id(owner), state)
+            at = self.shadow.shared_few(state.shadow, address - owner.shared_base, access.size)
+        mine = clock.first + lane
+        entry = mine << 32 | clock.epoch
+        known = clock.strand_of(lane).clock[CAUSAL]
+        entries = self.shadow.entries
+        reads = access.action == "read"
+        for slot in (WRITE,) if reads else range(SLOTS):
+            for before in entries[slot, at.start : at.stop].tolist():
+                other = before >> 32
+                if not before or other == mine:
+                    continue
+                if other >= len(known) or known[other] < before & _EPOCHS:
+                    return False
+        note = self._note(kind, access.size)
+        if reads:
+            self.shadow.note_few_reads(at, entry, note)
+        else:
+            entries[1:, at.start : at.stop] = 0
+            entries[WRITE, at.start : at.stop] = entry
+            self.shadow.notes[WRITE, at.start : at.stop] = note
+        return True
 
     def _engine_access(self, access: Access, engine: Any) -> None:
         state = self._ctas.get(id(engine.cta))
@@ -247,8 +302,9 @@ class MemoryModel(Observer):
         if acting is None:
             operation = self._executing.get(id(engine))
             if access.owner is not None and access.action == "atomic":
-                done = self._tensor_done.get(id(engine), [])
-                self._synchronisation.barrier_by_engine(access, state, None, done, 2)
+                self._synchronisation.barrier_by_commit(
+                    access, self._tensor_done.get(id(engine), self.empty())
+                )
                 return
             component = operation.pieces[0] if operation is not None else 0
         elif isinstance(acting, tuple):
@@ -259,7 +315,7 @@ class MemoryModel(Observer):
             if access.action == "atomic":
                 told = [operation.pieces[id(target)] for target in targets if operation.pieces]
                 told += operation.covers
-                self._synchronisation.barrier_by_engine(access, state, operation, told, operation.write_epoch)
+                self._synchronisation.barrier_by_copy(access, operation, told)
                 return
             component = operation.pieces[id(targets[0])]
         else:
@@ -272,9 +328,13 @@ class MemoryModel(Observer):
         if kind.proxy == "async":
             row = GLOBAL if access.owner is None else SHARED
         epoch = operation.read_epoch if access.action == "read" else operation.write_epoch
-        one = np.array([component], np.int64)
+        mine = np.array([component], np.int64)
+        if operation.lanes:
+            own = operation.lanes[id(targets[0])]
+            mine = own if access.part is None else own[access.part[: len(own)]]
+            mine = mine[: len(granules)]
         self._compare(
-            access, granules, one, epoch, operation.clock, row, self._note(kind, access.size), operation
+            access, granules, mine, epoch, operation.clock, row, self._note(kind, access.size), operation
         )
 
     def _compare(
@@ -308,7 +368,7 @@ class MemoryModel(Observer):
         known = clock[row]
         slots = WRITE if access.action == "read" else slice(None)
         before = shadow.entries[slots, at]
-        if before.any():
+        if np.count_nonzero(before):
             others = before >> 32
             if row == MAPS:
                 # A thread's own writes need the fence as well.
@@ -321,7 +381,7 @@ class MemoryModel(Observer):
                 wrong &= foreign | ((before & _EPOCHS) > fenced)
             else:
                 wrong = (known[others] < (before & _EPOCHS)) & (others != mine)
-            if wrong.any():
+            if np.count_nonzero(wrong):
                 self._judge.judge(access, at, before, wrong, mine, clock, operation)
         if access.action == "read":
             shadow.note_read(at, entry, note, GENERIC_READ if operation is None else ASYNC_READ)
@@ -350,6 +410,8 @@ class MemoryModel(Observer):
     def on_fence(self, warp: Warp, name: str, line: int) -> None:
         """Memory fences and proxy fences."""
         words = name.split(".")
+        if words[0] == "tcgen05":
+            self._tensor_fences.fence(warp, name)
         if words[0] not in ("fence", "membar"):
             return
         state = self._ctas[id(warp.cta)]
@@ -361,6 +423,8 @@ class MemoryModel(Observer):
 
     def on_sync(self, warp: Warp, name: str, channel: Any, line: int) -> None:
         """Barriers."""
+        if warp.active_bits == warp.live_bits and "wait" not in name and "pass" not in name:
+            self._tensor_fences.meet(warp)
         state = self._ctas[id(warp.cta)]
         clock = state.warps[warp.index]
         if name == "bar.warp":
@@ -389,7 +453,8 @@ class MemoryModel(Observer):
             if complete:
                 bits = event.lanes if lane < 0 else 1 << lane
                 epoch = state.reserved.piece_epoch + (0 if event.reads else 1)
-                clock.learn(bits, complete, epoch, self.components.columns)
+                rows = CAUSAL_ROW if event.family == "cp.async" else EVERY_ROW
+                clock.learn(bits, complete, epoch, self.components.columns, rows)
 
     def _issue(self, event: AsyncEvent, state: CtaState, clock: WarpClock) -> None:
         subject, warp = event.operation, event.warp
@@ -407,17 +472,30 @@ class MemoryModel(Observer):
             pieces = {id(target): self.components.piece(state) for target in targets}
             operation = Operation(subject, known, event.line, pieces, state.reserved.piece_epoch)
             if not targets:
-                operation.covers = list(state.copies.get(warp.index, ()))
+                for lane in lanes_in(event.lanes):
+                    operation.covers += state.copies.get((warp.index, lane), ())
             elif event.family == "cp.async":
-                state.copies.setdefault(warp.index, []).extend(pieces.values())
+                self._issue_of_lanes(warp, state, operation, targets)
         operation.issuers |= issuers
         state.operations[id(subject)] = operation
-        if event.family:
+        if event.family and not operation.lanes:
             for lane in [-1] if event.family == "wgmma" else lanes_in(event.lanes):
                 state.groups_of(event.family, warp, lane).open += operation.pieces.values()
 
+    def _issue_of_lanes(
+        self, warp: Warp, state: CtaState, operation: Operation, targets: Sequence[Any]
+    ) -> None:
+        """A cp.async: each lane's copy is an operation of its own, in the lane's groups."""
+        for target in targets:
+            own = [self.components.piece(state) for _ in target.lanes]
+            operation.lanes[id(target)] = np.array(own, np.int64)
+            for lane, component in zip(target.lanes, own, strict=True):
+                state.copies.setdefault((warp.index, lane), []).append(component)
+                state.groups_of("cp.async", warp, lane).open.append(component)
+
     def on_tensor(self, event: TensorEvent) -> None:
         """Operations of the tensor core: what they read of shared memory, and when that is over."""
+        self._tensor_fences.follow(event)
         if event.action not in ("issue", "execute", "commit"):
             return
         pipe: Any = event.agent
@@ -434,8 +512,11 @@ class MemoryModel(Observer):
         elif event.action == "execute":
             self._executing[id(pipe)] = state.operations[id(work)]
         else:
-            done = self._tensor_done.setdefault(id(pipe), [])
-            done += state.operations[id(work)].pieces.values()
+            operation = state.operations[id(work)]
+            before = self._tensor_done.get(id(pipe))
+            done = operation.clock if before is None else joined(before, operation.clock)
+            told, columns = list(operation.pieces.values()), self.components.columns
+            self._tensor_done[id(pipe)] = advanced(done, told, operation.write_epoch, columns)
 
 
 def _accessing(access: Access, warp: Warp) -> NDArray[np.int64]:

@@ -12,7 +12,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dsv4_ptx_emulator.checkers.memory_model.clocks import Clock
 
 
@@ -28,6 +32,7 @@ class Operation:
         read_epoch: Epoch of the pieces' reads; their writes have the next one.
         issuers: Components of the threads that issued it.
         covers: Components whose completion its signal tells besides its own.
+        lanes: Of pieces that are several lanes' copies, a component for each of those, in order.
     """
 
     subject: Any
@@ -37,6 +42,7 @@ class Operation:
     read_epoch: int
     issuers: set[int] = field(default_factory=set)
     covers: list[int] = field(default_factory=list)
+    lanes: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def write_epoch(self) -> int:

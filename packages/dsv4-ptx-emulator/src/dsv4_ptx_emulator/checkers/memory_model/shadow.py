@@ -83,10 +83,12 @@ class Shadow:
     def global_(self, addresses: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
         """The same for global memory."""
         granules = (addresses.astype(np.int64) >> 2)[:, None] + _steps(size, int(addresses[0]))
-        low, high = int(granules.min()) >> PAGE_BITS - 2, int(granules.max()) >> PAGE_BITS - 2
-        if low == high:
-            near: Granules = granules + (self._page(low) - low * PAGE)
+        page = int(granules[0, 0]) >> PAGE_BITS - 2
+        offsets = granules - page * PAGE
+        if not np.count_nonzero(offsets & ~(PAGE - 1)):
+            near: Granules = offsets + self._page(page)
             return near
+        low, high = int(granules.min()) >> PAGE_BITS - 2, int(granules.max()) >> PAGE_BITS - 2
         if high - low < 64:
             starts = np.array([self._page(page) - page * PAGE for page in range(low, high + 1)], np.int64)
             found: Granules = granules + starts[(granules >> PAGE_BITS - 2) - low]
@@ -95,6 +97,17 @@ class Shadow:
         starts = np.array([self._page(page) - page * PAGE for page in pages.tolist()], np.int64)
         far: Granules = granules + starts[inverse.reshape(granules.shape)]
         return far
+
+    def shared_few(self, start: int, offset: int, size: int) -> range:
+        """Granules of one access to a CTA's shared memory."""
+        return range(start + (offset >> 2), start + (offset + size - 1 >> 2) + 1)
+
+    def global_few(self, address: int, size: int) -> range:
+        """Granules of one aligned access to global memory, which is in one page."""
+        first = address >> 2
+        page = first >> PAGE_BITS - 2
+        start = self._page(page) + first - page * PAGE
+        return range(start, start + (address + size - 1 >> 2) - first + 1)
 
     def _page(self, page: int) -> int:
         start = self._pages.get(page)
@@ -106,12 +119,23 @@ class Shadow:
         """Record a read of the granules `at` [n]; `entry` per granule or one for all."""
         latest = self.entries[slot, at]
         other = ((latest ^ entry) >> 32 != 0) & (latest != 0)
-        if other.any():
+        if np.count_nonzero(other):
             moved = at[other]
             self.entries[slot + 1, moved] = latest[other]
             self.notes[slot + 1, moved] = self.notes[slot, moved]
         self.entries[slot, at] = entry
         self.notes[slot, at] = note
+
+    def note_few_reads(self, at: range, entry: int, note: int) -> None:
+        """`note_read` of few granules by one thread in the generic proxy."""
+        entries, notes = self.entries, self.notes
+        for place in at:
+            latest = int(entries[GENERIC_READ, place])
+            if latest and latest >> 32 != entry >> 32:
+                entries[GENERIC_READ + 1, place] = latest
+                notes[GENERIC_READ + 1, place] = notes[GENERIC_READ, place]
+            entries[GENERIC_READ, place] = entry
+            notes[GENERIC_READ, place] = note
 
     def note_write(self, at: NDArray[np.int64], entry: Any, note: int) -> None:
         """Record a write; it takes the place of the reads that it came after."""

@@ -16,6 +16,8 @@ import numpy as np
 
 from dsv4_ptx_emulator.checkers.memory_model.clocks import (
     CAUSAL,
+    CAUSAL_ROW,
+    EVERY_ROW,
     Clock,
     Place,
     Release,
@@ -119,30 +121,34 @@ class Synchronisation:
             self._arrive(barrier, (state.place, kind.scope), released)
         self._note_phase(barrier, memory, at)
 
-    def barrier_by_engine(
-        self,
-        access: Access,
-        state: CtaState,
-        operation: Operation | None,
-        told: Sequence[int],
-        write_epoch: int,
-    ) -> None:
-        """An engine told a barrier that pieces are complete."""
-        assert access.owner is not None
-        memory = access.owner.cluster.shared
-        at = int(access.addresses[0])
-        barrier = self._barriers.get((id(memory), at))
+    def barrier_by_copy(self, access: Access, operation: Operation, told: Sequence[int]) -> None:
+        """A copy told a barrier that pieces are complete."""
+        barrier = self._barrier_of(access)
         if barrier is None:
             return
-        if operation is not None:
-            self._require_initialised(barrier, operation.clock, access.kind, access.agent.describe())
-        else:
-            write_epoch = state.reserved.piece_epoch + 1
-        columns = self._model.components.columns
+        self._require_initialised(barrier, operation.clock, access.kind, access.agent.describe())
         known = barrier.arrived.get(None)
         known = self._model.empty() if known is None else known
-        barrier.arrived[None] = advanced(known, told, write_epoch, columns)
-        self._note_phase(barrier, memory, at)
+        columns = self._model.components.columns
+        rows = CAUSAL_ROW if operation.covers else EVERY_ROW
+        barrier.arrived[None] = advanced(known, told, operation.write_epoch, columns, rows)
+        self._note_engines_phase(barrier, access)
+
+    def barrier_by_commit(self, access: Access, done: Clock) -> None:
+        """The tensor core told a barrier that operations are complete; `done` is what they end."""
+        barrier = self._barrier_of(access)
+        if barrier is not None:
+            known = barrier.arrived.get(None)
+            barrier.arrived[None] = done if known is None else joined(known, done)
+            self._note_engines_phase(barrier, access)
+
+    def _barrier_of(self, access: Access) -> _Barrier | None:
+        assert access.owner is not None
+        return self._barriers.get((id(access.owner.cluster.shared), int(access.addresses[0])))
+
+    def _note_engines_phase(self, barrier: _Barrier, access: Access) -> None:
+        assert access.owner is not None
+        self._note_phase(barrier, access.owner.cluster.shared, int(access.addresses[0]))
 
     def _require_initialised(self, barrier: _Barrier, clock: Clock, kind: AccessKind, where: str) -> None:
         known = clock[CAUSAL, barrier.thread] if clock.shape[1] > barrier.thread else 0
@@ -311,7 +317,7 @@ class Synchronisation:
         strand = clock.strand_of(lane)
         # A strong write after a release of the same thread to the same place belongs to that release's
         # pattern.
-        kept = [each for each in records if action == "atomic" or each.thread == thread]
+        kept = [each for each in records if action == "atomic" or (each.valid and each.thread == thread)]
         made: list[Release] = []
         for scope, (known, fenced, epoch, _) in strand.fences.items():
             released = clock.with_own(_long(known, columns), 1 << lane, fenced, epoch)
@@ -320,7 +326,7 @@ class Synchronisation:
         if kind.semantics in _RELEASES:
             released = clock.snapshot(1 << lane, columns)
             made.append(Release(released, thread, epoch, state.place, kind.scope, kind.scope, kind.line))
-        elif not made and not any(each.thread == thread for each in kept):
+        elif not made and not any(each.valid and each.thread == thread for each in kept):
             released = clock.snapshot(1 << lane, columns)
             made.append(
                 Release(released, thread, epoch, state.place, kind.scope, kind.scope, kind.line, valid=False)
