@@ -112,6 +112,7 @@ def _static(rows: list[dict[str, Any]]) -> list[str]:
         [
             row["operand"],
             row["tile"].replace("x", " x "),
+            row.get("exchange", "push"),
             f"{row['registers']}",
             f"{row['stack_bytes']}",
             f"{row['shared_bytes']:,}",
@@ -124,7 +125,7 @@ def _static(rows: list[dict[str, Any]]) -> list[str]:
         ]
         for row, codes in zip(rows, counted, strict=True)
     ]
-    head = ["operands", "tile", "registers", "stack", "shared memory", "stages", "tensor columns"]
+    head = ["operands", "tile", "exchange", "registers", "stack", "shared memory", "stages", "tensor columns"]
     head += ["k loop", "epilogue loop", "bytes sent", "of flags"]
     call = f"bytes of a call with M = {rows[0]['m']}, N = {rows[0]['n']} on {rows[0]['world_size']} ranks"
     source = "from the machine code" if rows[0]["sass"] else "from PTX"
@@ -149,13 +150,19 @@ def _model(rows: list[dict[str, Any]]) -> list[str]:
     ]
     lines += _table(["machine", "what", "M", "K", "modelled", "known", "ratio"], body)
     lines += ["", "Predicted for B200s at N = 5120, in microseconds; nothing of it is measured:", ""]
-    keys = ("quantise_us", "gemm_us", "wire_us", "ours_us", "pulled_us", "unfused_us")
+    keys = ("quantise_us", "gemm_us", "wire_us", "ours_us", "multicast_us", "pulled_us", "unfused_us")
     body = [
-        [f"TP{r['world_size']}", f"{r['m']}", r["tile"].replace("x", " x "), *(f"{r[k]:.1f}" for k in keys)]
+        [
+            f"TP{r['world_size']}",
+            f"{r['m']}",
+            r["tile"].replace("x", " x "),
+            *(f"{r[k]:.1f}" for k in keys if k in r),
+        ]
         for r in by_table["prediction"]
     ]
     head = ["ranks", "M", "tile", "quantiser", "product alone", "wire alone", "**ours**"]
-    lines += _table([*head, "fused through multicast", "unfused"], body)
+    head += ["ours, multicast"] * ("multicast_us" in by_table["prediction"][0])
+    lines += _table([*head, "published kernel", "unfused"], body)
     rest = by_table["sensitivity"]
     tokens = [key.removeprefix("up_") for key in rest[0] if key.startswith("up_")]
     lines += ["", "By how much ours moves at TP4 with an input a quarter down and up, in microseconds:", ""]

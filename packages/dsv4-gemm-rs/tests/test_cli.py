@@ -96,6 +96,7 @@ def test_a_request_that_cannot_be_met_is_exit_code_2(capsys: pytest.CaptureFixtu
         (["demo", "--k", "0"], "--k: got 0"),
         (["demo", "--k", "96"], "K a positive multiple of 128"),
         (["bench", "--n", "-64"], "--n: got -64"),
+        (["bench", "--out-features", "-64"], "--n: got -64"),
         (["bench", "--output", "/proc/nowhere/x.json"], "--output: got '/proc/nowhere/x.json'"),
     ],
 )

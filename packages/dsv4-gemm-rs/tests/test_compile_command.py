@@ -19,7 +19,7 @@ from dsv4_gemm_rs.cli import bench_start, compile_kernels
 from dsv4_gemm_rs.cli.cached import CacheState
 from dsv4_gemm_rs.cli.main import main
 from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel, kernels_of
-from dsv4_gemm_rs.kernels.families import FAMILIES
+from dsv4_gemm_rs.kernels.families import FAMILIES, Strategy
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
 from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.artefacts import host
@@ -58,19 +58,41 @@ def test_the_command_says_which_tiles_calls_take(
 ) -> None:
     made = []
 
-    def make(arch: str, index: int, folder: Path) -> str:
-        made.append((arch, index))
+    def make(arch: str, exchange: Strategy, index: int, folder: Path) -> str:
+        made.append((arch, exchange, index))
         return "made"
 
     monkeypatch.setattr(compile_kernels, "_make", make)
     shape = ["--tp", "4", "--n", "5120", "--k", "2048", "--tokens", "300"]
     arguments = ["compile", "--arch", "sm_100a", "sm_90a", "--output", str(tmp_path), "--jobs", "1", *shape]
     assert main(arguments) == 1, "nothing was really compiled"
-    assert made == [(arch, i) for arch in ("sm_100a", "sm_90a") for i in range(needed(arch))]
+    archs = ("sm_100a", "sm_90a")
+    assert made == [(arch, Strategy.PUSH, i) for arch in archs for i in range(needed(arch))]
     text = capsys.readouterr().out
     assert "148 SMs (sm_100) take the tiles 128x64 for mxfp8 operands; 128x64, 128x128 for bf16" in text
     assert "132 SMs (sm_90) take the tiles 64x128" in text
     assert "for mxfp8 operands" not in text[text.index("(sm_90)") : text.index("(sm_100)")]
+
+
+def test_the_kernels_of_a_workspace_with_multicast_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def make(arch: str, exchange: Strategy, index: int, folder: Path) -> str:
+        made.append(kernels_of(arch, exchange)[index])
+        return "made"
+
+    monkeypatch.setattr(compile_kernels, "_make", make)
+    arguments = ["compile", "--exchange", "multicast", "--output", str(tmp_path), "--jobs", "1", "--tp", "4"]
+    assert main([*arguments, "--arch", "sm_100a"]) == 1, "nothing was really compiled"
+    assert made == kernels_of("sm_100a", Strategy.MULTICAST)
+    text = capsys.readouterr().out
+    assert "0 of 13 that a workspace with exchange 'multicast' needs are there" in text
+    assert "to compile them: dsv4-gemm-rs compile --arch sm_100a --exchange multicast" in text
+    assert "(sm_100) take the tiles" in text
+    assert main([*arguments, "--arch", "sm_100a", "sm_90a"]) == 2
+    assert "push, or one of sm_100a or sm_103a as --arch" in capsys.readouterr().err
 
 
 def test_compile_list_and_doctor(

@@ -27,6 +27,8 @@ MEASURED = json.loads((Path(__file__).parent / "data" / "sm90_gemm_h200.json").r
 """Microseconds of bare GEMMs by tile shape, and of cuBLAS: one H200, BF16, random operands, CUDA graphs,
 medians."""
 
+EXCHANGED = json.loads((Path(__file__).parent / "data" / "sm90_fused_tp2_h200.json").read_text())
+"""The fused kernel on two H200s over NVLink, likewise."""
 
 KERNELS = [
     pytest.param(rates_of(arch, operand), members(arch, operand), sms, id=f"sm_{arch}-{operand}")
@@ -45,6 +47,14 @@ def test_estimates_are_near_what_was_measured() -> None:
             measured = row[f"{config.tile_m}x{config.tile_n}"]
             estimate = estimate_us(SM90, config, row["m"], row["n"], row["k"], 1, 132)
             assert 0.86 < estimate / measured < 1.1, (row, config, estimate)
+
+
+def test_estimates_of_the_exchange_are_near_what_was_measured() -> None:
+    for row in EXCHANGED:
+        for config in (KernelConfig(128, 160), KernelConfig(128, 128)):
+            measured = row[f"{config.tile_m}x{config.tile_n}"]
+            estimate = estimate_us(SM90, config, row["m"], row["n"], row["k"], 2, 132)
+            assert 0.89 < estimate / measured < 1.06, (row, config, estimate)
 
 
 def test_choices_are_near_the_best_measured() -> None:

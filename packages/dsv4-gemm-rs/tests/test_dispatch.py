@@ -86,6 +86,13 @@ def test_few_tokens_go_unfused_unless_fused_was_asked_for() -> None:
     assert decide(machine, few, Path.FUSED).path is Path.FUSED
 
 
+@pytest.mark.parametrize(("arch", "k", "least"), [(90, 4095, 128), (90, 4096, 256), (100, 8192, 128)])
+def test_a_long_k_needs_more_tokens_on_sm90(arch: int, k: int, least: int) -> None:
+    machine = replace(HOPPER, arch=arch, fused_archs=frozenset({arch}))
+    paths = [decide(machine, replace(MXFP8, m=m, k=k)).path for m in (least - 1, least)]
+    assert paths == [Path.UNFUSED, Path.FUSED]
+
+
 @pytest.mark.parametrize("machine", [HOPPER, BLACKWELL, replace(HOPPER, symmetric=False)])
 def test_few_tokens_do_not_hide_that_there_is_no_fused_path(machine: Machine) -> None:
     decision = decide(machine, replace(MXFP8, m=1))

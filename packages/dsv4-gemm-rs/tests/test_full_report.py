@@ -25,7 +25,7 @@ from dsv4_gemm_rs.cli import (
 )
 from dsv4_gemm_rs.cli.full_report import Outcome, Step, perform, steps_for
 from dsv4_gemm_rs.cli.main import main
-from dsv4_gemm_rs.kernels.families import Family, Operand
+from dsv4_gemm_rs.kernels.families import Family, Operand, Strategy
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig
 from dsv4_symm_mem import VirtualGroup
 
@@ -63,7 +63,7 @@ def test_verify_launches_every_configuration(
     if obstacle := library.obstacle():
         pytest.skip(obstacle)
 
-    def few(arch: int | None, operand: Operand) -> Family:
+    def few(arch: int | None, operand: Operand, strategy: Strategy = Strategy.PUSH) -> Family:
         return (KernelConfig(operand, 64),)
 
     monkeypatch.setattr(verify, "members", few)

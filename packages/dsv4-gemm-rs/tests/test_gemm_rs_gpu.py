@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,11 @@ import torch
 from dsv4_gemm_rs import WeightKind, gemm_ar, gemm_rs
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Path, Problem
 from dsv4_gemm_rs.operands import Operands
-from dsv4_gemm_rs.problems import random_problem
+from dsv4_gemm_rs.problems import RankProblem, random_problem
 from dsv4_gemm_rs.unfused import library_gemm
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.layout import shard_length
-from gemm_rs_gpu_support import problems_for, ranks
+from gemm_rs_gpu_support import Ranks, problems_for, ranks
 from gemm_rs_support import assert_right
 
 pytestmark = [
@@ -43,9 +44,7 @@ def test_right_on_awkward_shapes(size: int, path: Path, kind: WeightKind) -> Non
                 for _ in range(size)
             ]
             if path is Path.HOST:
-                outs = group.group.run(
-                    lambda r, p=problems: gemm_rs(p[r.rank].x, p[r.rank].weight, group.workspaces[r.rank])  # type: ignore[misc]
-                )
+                outs = on_threads(group, problems, gemm_rs)
             else:
                 group.call(problems, outs)
             torch.cuda.synchronize()
@@ -140,6 +139,15 @@ def test_graphs_replay_with_changed_inputs_between_eager_calls(size: int, kind: 
             space.check()
 
 
+def on_threads(
+    group: Ranks, problems: list[RankProblem], operation: Callable[..., torch.Tensor]
+) -> list[torch.Tensor]:
+    """One call on every rank, each from a thread of its own, as the host-driven path needs."""
+    return group.group.run(
+        lambda rank: operation(problems[rank.rank].x, problems[rank.rank].weight, group.workspaces[rank.rank])
+    )
+
+
 @pytest.mark.parametrize("path", list(Path))
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_an_all_reduce_gives_every_rank_the_shards(size: int, path: Path) -> None:
@@ -147,8 +155,11 @@ def test_an_all_reduce_gives_every_rank_the_shards(size: int, path: Path) -> Non
         for m in (1025, 1, 0, size - 1, 129):
             problems = problems_for(size, m, 576, 256, WeightKind.MXFP8, seed=m)
             group.poison()
-            shards = group.call(problems)
-            outs = group.call(problems, operation=gemm_ar)
+            if path is Path.HOST:
+                shards, outs = (on_threads(group, problems, each) for each in (gemm_rs, gemm_ar))
+            else:
+                shards = group.call(problems)
+                outs = group.call(problems, operation=gemm_ar)
             torch.cuda.synchronize()
             assert_right(shards, problems)
             whole = torch.cat(shards)[:m]

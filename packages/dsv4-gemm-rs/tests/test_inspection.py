@@ -18,7 +18,7 @@ from dsv4_gemm_rs.inspection import kernels, machine_code
 from dsv4_gemm_rs.inspection.kernels import inspect_kernel, sent_bytes
 from dsv4_gemm_rs.inspection.listing import listing_of_ptx, listing_of_sass
 from dsv4_gemm_rs.inspection.machine_code import resources_of
-from dsv4_gemm_rs.kernels.families import FAMILIES, Operand
+from dsv4_gemm_rs.kernels.families import FAMILIES, MULTICAST_FAMILIES, Operand, Strategy
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig
 from dsv4_symm_mem.errors import ArgumentError
 from gemm_rs_support import problems_for
@@ -142,10 +142,22 @@ def test_bytes_of_a_call_are_what_the_links_carry(m: int, n: int, request: pytes
     group.close()
 
 
+def test_a_kernel_that_reads_through_multicast_sends_its_whole_partial() -> None:
+    push = KernelConfig(Operand.MXFP8, 128)
+    pulled = KernelConfig(Operand.MXFP8, 128, strategy=Strategy.MULTICAST)
+    for world_size in (2, 4, 8):
+        told, other = (sent_bytes(config, 8192, 5120, world_size) for config in (pulled, push))
+        assert told["sent_bytes"] == 2 * 8192 * 5120
+        assert other["sent_bytes"] * world_size == told["sent_bytes"] * (world_size - 1)
+        assert told["flag_bytes"] == other["flag_bytes"]
+    assert sent_bytes(pulled, 8192, 5120, 1) == {"sent_bytes": 0, "flag_bytes": 0}
+
+
 def test_the_command_writes_a_row_for_each_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = {"measure": "static", "operand": "bf16", "tile": "128x64", "stack_bytes": 0, "threads": 320}
+    made |= {"exchange": "push"}
     made |= {"registers": 150, "shared_bytes": 1000, "tensor_columns": 64, "stages": 4, "sass": None}
     made |= {"sent_bytes": 1, "flag_bytes": 8}
     made["ptx"] = {"local_accesses": 0, "multiply_loop": None, "drain_loop": None, "stores": {}}
@@ -158,9 +170,16 @@ def test_the_command_writes_a_row_for_each_configuration(
     monkeypatch.setattr(inspect_kernels, "inspect_kernel", inspected)
     output = tmp_path / "static.json"
     assert main(["inspect", "--arch", "sm_103a", "--tokens", "77", "--output", str(output)]) == 0
-    assert calls == [(config, "sm_103a", 77, 5120, 4) for config in FAMILIES[103]]
-    assert len(json.loads(output.read_text())["rows"]) == len(FAMILIES[103])
-    assert "32 of 32 checks hold" in capsys.readouterr().out
+    both = [*FAMILIES[103], *MULTICAST_FAMILIES[103]]
+    assert calls == [(config, "sm_103a", 77, 5120, 4) for config in both]
+    assert len(json.loads(output.read_text())["rows"]) == len(both)
+    assert "64 of 64 checks hold" in capsys.readouterr().out
+    calls.clear()
+    arguments = ["--exchange", "multicast", "--output", str(output)]
+    assert main(["inspect", "--arch", "sm_100a", *arguments]) == 0
+    assert [config for config, *_ in calls] == list(MULTICAST_FAMILIES[100])
+    assert main(["inspect", "--arch", "sm_90a", *arguments]) == 2
+    assert "all that there is for sm_90a" in capsys.readouterr().err
     made["registers"] = 255
     assert main(["inspect", "--output", str(output)]) == 1
     assert "MISSED: bf16 128x64: registers of a CTA = 81600.000" in capsys.readouterr().out

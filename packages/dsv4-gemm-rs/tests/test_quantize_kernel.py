@@ -62,6 +62,10 @@ def test_memory_instructions(ptx: dict[str, str], variant: str) -> None:
     assert sorted(re.findall(r"st\.global\.(\S+)", text)) == sorted(strips * stores)
     assert len(re.findall(r"ld\.global", text)) == strips * (8 * element // 16 + 8)
     assert ".local" not in text, "registers spilled"
+    # What begins early reads swizzled scales, and the first thing that a CTA does is to allow it.
+    allowed = text.count("griddepcontrol.launch_dependents")
+    assert allowed == (layout == "swizzled")
+    assert not allowed or text.index("griddepcontrol") < text.index("ld.global")
     assert ".shared" not in text
 
 
@@ -77,6 +81,25 @@ def test_arithmetic_instructions(ptx: dict[str, str], variant: str) -> None:
     assert len(re.findall(r"shfl\.sync\.bfly", text)) == shuffles
     assert "div." not in text
     assert "rem." not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "allows"),
+    [
+        ("--enable-tvm-ffi --gpu-arch sm_89", False),
+        ("--enable-tvm-ffi --gpu-arch sm_90a", True),
+        ("--gpu-arch sm_103a --keep-ptx", True),
+        ("--enable-tvm-ffi", True),
+    ],
+)
+def test_an_early_start_is_allowed_from_sm90_on(options: str, allows: bool) -> None:
+    """Ada has the quantiser and not the instruction; an emulator's options name no architecture."""
+    from dsv4_gemm_rs.quantize import ScaleLayout
+    from dsv4_gemm_rs.quantize.kernel import announces_itself
+
+    assert announces_itself(ScaleLayout.SWIZZLED, options) == allows
+    assert not announces_itself(ScaleLayout.ROW_MAJOR, options)
+    assert not announces_itself(None, options)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 128, 1000, 8192, 70_000])

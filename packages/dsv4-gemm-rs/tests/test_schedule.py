@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from dsv4_gemm_rs.schedule import Schedule, Tile, TileShape
+from dsv4_gemm_rs.schedule import DEFAULT_LAG, Schedule, Tile, TileShape
 from dsv4_symm_mem.protocol.layout import shard_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,8 +178,10 @@ def test_uneven_shards_make_positions_no_measure_of_who_waits_for_whom() -> None
 
 
 def test_small_schedules_by_hand() -> None:
-    def order(m: int, rank: int, **options: int) -> list[tuple[int, int]]:
-        schedule = Schedule(m, 2, 3, rank, TileShape(1, 1), **options)
+    def order(
+        m: int, rank: int, lag: int = DEFAULT_LAG, group_rows: int = 1, *, by_column: bool = False
+    ) -> list[tuple[int, int]]:
+        schedule = Schedule(m, 2, 3, rank, TileShape(1, 1), group_rows, lag, by_column=by_column)
         return [(tile.owner, tile.index) for tile in schedule]
 
     assert order(0, 0) == []
@@ -196,6 +198,10 @@ def test_small_schedules_by_hand() -> None:
         *((1, i) for i in range(4)),
         *((2, i) for i in range(4)),
         *((0, i) for i in range(4)),
+    ]
+    # By column: two rows of two columns each.
+    assert order(6, 0, lag=0, group_rows=2, by_column=True) == [
+        (o, i) for o in (1, 2, 0) for i in (0, 2, 1, 3)
     ]
 
 

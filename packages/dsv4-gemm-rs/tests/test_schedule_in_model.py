@@ -12,6 +12,7 @@ from dsv4_symm_mem.protocol.words import Operation, call_signature
 
 UNIT = TileShape(1, 1)
 RS, AR = Operation.REDUCE_SCATTER, Operation.ALL_REDUCE
+MRS, MAR = Operation.MULTICAST_REDUCE_SCATTER, Operation.MULTICAST_ALL_REDUCE
 
 
 def scheduled(
@@ -80,6 +81,16 @@ def test_clusters_of_two_row_tiles(lag: int, workers: int) -> None:
     assert_clean(Scenario("two ranks", calls, workers=workers))
     calls = tuple(scheduled(m, 1, 3, RS, [(1, lag)], cluster=2) for m in (7, 2, 5))
     assert_clean(Scenario("three ranks", calls, workers=workers))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sums_read_through_multicast_between_pushed_ones(workers: int) -> None:
+    sizes = [(5, MRS), (1, MAR), (0, MRS), (3, RS), (6, MAR)]
+    calls = tuple(scheduled(m, 1, 2, operation, [(2, 1)], cluster=2) for m, operation in sizes)
+    assert_clean(Scenario("two ranks", calls, workers=workers, shared_banks=True))
+    sizes = [(4, MRS), (1, MAR), (2, RS)]
+    calls = tuple(scheduled(m, 1, 3, operation) for m, operation in sizes)
+    assert_clean(Scenario("three ranks", calls, workers=workers, shared_banks=True))
 
 
 def test_ranks_may_differ_in_group_size_and_lag() -> None:

@@ -11,6 +11,7 @@ import pytest
 from dsv4_gemm_rs.kernels.sm100.config import (
     FAMILY,
     MMA_K_BYTES,
+    MULTICAST_FAMILY,
     OVERLAP,
     SHARED_BYTES,
     STAGE_K_BYTES,
@@ -91,7 +92,7 @@ def test_instructions(config: KernelConfig, arch: str) -> None:
     codes = opcodes(ptx)
     group = f"cta_group::{config.cluster}"
     kind = "kind::mxf8f6f4.block_scale.scale_vec::1X" if config.scaled else "kind::f16"
-    assert not re.search(r"\.local|multimem|griddepcontrol", ptx)
+    assert not re.search(r"\.local|multimem|launch_dependents", ptx)
     assert codes.count(f"tcgen05.mma.{group}.{kind}") == STAGE_K_BYTES // MMA_K_BYTES
     assert codes.count(f"tcgen05.cp.{group}.32x128b.warpx4") == (1 + config.w_atoms if config.scaled else 0)
     assert codes.count("tcgen05.ld.sync.aligned.32x32b.x64.b32") == 1
@@ -135,9 +136,17 @@ def test_orders(config: KernelConfig) -> None:
         meets[-1],
         "tcgen05.fence::after_thread_sync",
     ]
-    # The epoch is read, all of the CTA meets, and only then is the ticket taken and the epoch bumped.
+    # The epoch is read when earlier launches have ended, all of the CTA meets, and only then is the ticket
+    # taken and the epoch bumped. Before that nothing is done to global memory but to bring the weight nearer.
+    assert codes.count("griddepcontrol.wait") == 1
+    early = codes[: codes.index("griddepcontrol.wait")]
+    assert [code for code in early if "global" in code or code.startswith("prefetch")] == [
+        *["prefetch.tensormap"] * 3,
+        *["cp.async.bulk.prefetch.L2.global"] * (2 if config.scaled else 1),
+    ]
     positions_in_order(
         codes,
+        "griddepcontrol.wait",
         "ld.relaxed.sys.global.b64",
         meets[0],
         "atom.global.acq_rel.add.u64",
@@ -201,3 +210,40 @@ def test_orders(config: KernelConfig) -> None:
     assert codes.count(BULK_LOAD) == 1
     # Tokens and tiles, and a diagnosis where a tile and where the token is awaited.
     assert codes.count("st.release.sys.global.b64") == 4
+
+
+PULLED = [MULTICAST_FAMILY[1], MULTICAST_FAMILY[3]]
+
+
+@pytest.mark.parametrize("config", PULLED, ids=name_of)
+def test_multicast(config: KernelConfig) -> None:
+    ptx, shared = compiled(config, ARCH)
+    codes = opcodes(ptx)
+    assert shared <= SHARED_BYTES
+    assert not re.search(r"\.local|launch_dependents|wait_group.read", ptx)
+    reduction = "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2"
+    store = "multimem.st.relaxed.sys.global.v4.bf16x2"
+    # A unit's blocks, all in flight together.
+    assert (codes.count(reduction), codes.count(store)) == (16, 16)
+    first, last = codes.index(reduction), len(codes) - codes[::-1].index(reduction)
+    between = [code for code in codes[first:last] if re.match(r"(ld|st|atom|red|fence|bar|mbarrier)\b", code)]
+    assert not between
+    # Flags are acquired, the warp meets, every lane crosses over to the other address.
+    before = codes[:first]
+    acquired = len(before) - before[::-1].index("ld.acquire.sys.global.b64")
+    positions_in_order(codes[acquired : first + 1], "bar.warp.sync", "fence.proxy.alias", reduction)
+    # Sums are written back, cross over, and only then announced.
+    written = len(codes) - codes[::-1].index(store) - 1
+    positions_in_order(
+        codes[written:],
+        "fence.proxy.alias",
+        "bar.warp.sync",
+        "st.release.sys.global.b64",
+        "ld.acquire.sys.global.b64",
+    )
+    # The publisher's, before the sum, after it, and before a copy of a peer's.
+    assert codes.count("fence.proxy.alias") == 4
+    # Tiles leave registers as they do where they are pushed, but nothing is sent or staged.
+    assert codes.count("st.global.L1::no_allocate.v8.b32") == 4
+    assert "cp.async.bulk.global.shared::cta.bulk_group" not in codes
+    assert len([code for code in codes if code.startswith("cp.async.bulk.tensor.2d")]) == 2

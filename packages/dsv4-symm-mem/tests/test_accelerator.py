@@ -50,11 +50,28 @@ class Recorder:
         self.log.append((function, tuple(arguments), tuple(memory)))
 
 
+class Range:
+    """A `MulticastRange` that is somewhere."""
+
+    address = 1 << 50
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 class Recorders:
     """An `Emulation` of recorders."""
 
     def __init__(self, ranks: int) -> None:
         self.accelerators = [Recorder() for _ in range(ranks)]
+        self.ranges: list[tuple[Range, list[int]]] = []
+
+    def map_multicast(self, memory: Sequence[torch.Tensor]) -> Range:
+        self.ranges.append((Range(), [each.data_ptr() for each in memory]))
+        return self.ranges[-1][0]
 
     def obstacle(self) -> str:
         return ""
@@ -115,6 +132,26 @@ def test_symmetric_memory_is_shared_until_the_arena_is_closed() -> None:
     group.run(lambda rank: arenas[rank.rank].close())
     for device, (_, pointer, nbytes) in zip(emulation.accelerators, memory, strict=True):
         assert device.log[1:] == ["synchronize", ("unshare", pointer, nbytes)]
+
+
+def test_emulated_memory_has_a_multicast_address_until_the_arena_is_closed() -> None:
+    emulation = Recorders(3)
+    group = VirtualGroup(3, emulation=emulation)
+    arenas = group.run(lambda rank: SymmetricArena.create(rank, 1024))
+    for arena in arenas:
+        assert arena.multicast_reason == ""
+        arena.allocate((128,), torch.uint8, "first")
+    blocks = [arena.allocate((128,), torch.uint8, "second") for arena in arenas]
+    ((mapped, members),) = emulation.ranges
+    assert members == [pointer - 128 for pointer in blocks[0].pointers]
+    assert {block.multicast_pointer for block in blocks} == {Range.address + 128}
+    assert mapped.closed == 0
+    group.run(lambda rank: arenas[rank.rank].close())
+    assert mapped.closed == 1
+    plain = VirtualGroup(2)
+    arenas = plain.run(lambda rank: SymmetricArena.create(rank, 128))
+    assert all("multicast needs several" in arena.multicast_reason for arena in arenas)
+    assert arenas[0].allocate((1,), torch.uint8, "piece").multicast_pointer == 0
 
 
 def test_an_exchange_on_host_memory_names_what_its_kernels_touch() -> None:

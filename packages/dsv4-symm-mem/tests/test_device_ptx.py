@@ -72,6 +72,8 @@ def one_call_kernel(case: Constexpr[str], a: Int64, b: Int64) -> None:
         device.fence_proxy_alias()
     elif const_expr(case == "fence_acq_rel_sys"):
         device.fence_acq_rel_sys()
+    elif const_expr(case == "bulk_prefetch"):
+        device.bulk_prefetch(a, Int32(4096))
     elif const_expr(case == "bulk"):
         device.bulk_store(a, cute.arch.alloc_smem(Uint8, 4096, alignment=128), Int32(4096))
         device.bulk_commit()
@@ -120,6 +122,7 @@ EXPECTED: dict[str, list[str]] = {
     "fence_proxy_async_shared": ["fence.proxy.async.shared::cta"],
     "fence_proxy_alias": ["fence.proxy.alias"],
     "fence_acq_rel_sys": ["fence.acq_rel.sys"],
+    "bulk_prefetch": ["cp.async.bulk.prefetch.L2.global"],
     "bulk": [
         "cp.async.bulk.global.shared::cta.bulk_group",
         "cp.async.bulk.commit_group",

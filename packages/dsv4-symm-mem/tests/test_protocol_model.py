@@ -123,6 +123,7 @@ def test_random_scenarios(seed: int) -> None:
         publish_lag=draw.randint(0, 2),
         flags_in_flight=draw.random() < 0.5,
         tokens_always=draw.random() < 0.25,
+        shared_banks=True,
     )
     report = explore(scenario)
     assert report.violation is None, "\n".join([str(scenario), *report.trace, str(report.violation)])
@@ -194,6 +195,17 @@ def test_one_bank_is_not_enough_once_an_all_reduce_meets_a_reduce_scatter() -> N
         report = explore(Scenario("", order), without("two_banks"))
         assert report.violation is not None
         assert report.violation.kind is ViolationKind.OVERWRITE
+
+
+@pytest.mark.parametrize("operation", list(Operation))
+def test_a_rank_that_begins_a_call_finds_its_bank_free(operation: Operation) -> None:
+    """Because of the messages of the call between: with tokens always, with one bank never."""
+    for calls in [(uniform_call((1, 0), operation),) * 3, (uniform_call((1, 1), operation),) * 3]:
+        scenario = Scenario("", calls, shared_banks=True)
+        assert explore(scenario).violation is None
+        report = explore(scenario, without("two_banks"))
+        assert report.violation is not None
+        assert report.violation.kind in (ViolationKind.BANK_IN_USE, ViolationKind.LOST_FLAG)
 
 
 @pytest.mark.parametrize("length", range(1, 6))

@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 from dsv4_symm_mem.errors import ArgumentError
-from dsv4_symm_mem.protocol.layout import CONTROL_BYTES, ExchangeLayout, shard_length, shard_rows
+from dsv4_symm_mem.protocol.layout import CONTROL_BYTES, ExchangeLayout, Strategy, shard_length, shard_rows
+from dsv4_symm_mem.protocol.slots import unit_rows, units_of
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import (
     MAX_EPOCH,
@@ -93,6 +94,48 @@ def test_regions_are_aligned_and_do_not_overlap(size: int) -> None:
         assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(covered))
         assert covered[-1][0] + covered[-1][1] <= layout.total_bytes
     assert layout.token_index == 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_partials_that_stay_have_a_bank_that_slots_of_the_other_bank_never_touch(size: int) -> None:
+    layout = ExchangeLayout(size, 5, 16384, Strategy.MULTICAST)
+    assert layout.sum_flags == 2
+    banks = []
+    for bank in (0, 1):
+        regions = {(layout.partial_offset(bank, owner), 16384) for owner in range(size)}
+        assert len(regions) == size
+        slots = {
+            (layout.slot_offset(bank, owner, source), 16384)
+            for owner in range(size)
+            for source in range(size)
+            if owner != source
+        }
+        assert slots <= regions
+        words = {
+            (layout.flag_offset(bank, source, index), 8)
+            for source in range(size)
+            for index in (*range(6), layout.sum_flag_index(0), layout.sum_flag_index(1))
+        }
+        banks.append(regions | words)
+    covered = sorted(banks[0]) + sorted(banks[1])
+    assert len(set(covered)) == len(covered)
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(sorted(covered)))
+    assert max(a + n for a, n in covered) == layout.total_bytes
+
+
+def test_a_push_layout_does_not_depend_on_there_being_another() -> None:
+    push, both = ExchangeLayout(4, 7, 384), ExchangeLayout(4, 7, 384, Strategy.MULTICAST)
+    assert (push.flag_row_bytes, push.sum_flags) == (128, 0)
+    assert both.total_bytes - push.total_bytes == 2 * 384 + (both.slots_offset - push.slots_offset)
+
+
+@pytest.mark.parametrize(
+    ("tile_m", "tile_n", "rows", "units"),
+    [(128, 64, 8, 2), (128, 128, 4, 4), (128, 256, 2, 8), (64, 192, 2, 4), (8, 512, 1, 1)],
+)
+def test_units_cover_a_tile(tile_m: int, tile_n: int, rows: int, units: int) -> None:
+    assert (unit_rows(tile_n), units_of(tile_m, tile_n)) == (rows, units)
+    assert units * rows * 8 >= tile_m
 
 
 def test_layout_arguments_are_checked() -> None:

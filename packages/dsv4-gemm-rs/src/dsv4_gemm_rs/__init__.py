@@ -15,12 +15,13 @@ from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.api import gemm_ar, gemm_rs
 from dsv4_gemm_rs.dispatch import Decision, Path
 from dsv4_gemm_rs.quantize import Mxfp8, ScaleLayout, ScaleRule, dequantize_mxfp8, quantize_mxfp8
-from dsv4_gemm_rs.weights import Activation, PreparedWeight, WeightKind, prepare_weight
+from dsv4_gemm_rs.weights import Activation, Keep, PreparedWeight, WeightKind, prepare_weight
 from dsv4_gemm_rs.workspace import Workspace
 
 __all__ = [
     "Activation",
     "Decision",
+    "Keep",
     "Mxfp8",
     "Path",
     "PreparedWeight",

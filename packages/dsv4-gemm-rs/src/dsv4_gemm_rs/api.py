@@ -87,7 +87,7 @@ def _call(
     if out is not None and not isinstance(out, torch.Tensor):
         raise ArgumentError("out", type(out).__name__, "a tensor or None")
     data, scale = _data_and_scale(x)
-    fixed = (weight.data, weight.scale, workspace.order, workspace.handle, weight.handle)
+    fixed = (*weight.memory, workspace.order, workspace.handle, weight.handle)
     if out is None:
         result: torch.Tensor = allocating(data, scale, *fixed)
         return result

@@ -5,8 +5,8 @@ Contract: a call only enqueues work on the current stream: no allocation beyond 
 synchronisation, nothing compiled. BF16 activations take one kernel: quantised where the tensor cores take
 block scales, else quantised and written back as BF16, or none where they stay as they are. Activations that
 arrive quantised are taken so where the tensor cores take them (row-major scales are swizzled by PyTorch),
-else dequantised by PyTorch, in several passes. The weight keeps the form that it was given in, with the BF16
-copy that SM90 multiplies beside it, made when the weight is prepared.
+else dequantised by PyTorch, in several passes. The weight keeps the form that it was given in; what SM90
+multiplies, a BF16 copy or the packed form, is made beside it when the weight is prepared.
 """
 
 from __future__ import annotations
@@ -23,22 +23,31 @@ from dsv4_gemm_rs.unfused import activations_bf16, activations_mxfp8
 from dsv4_gemm_rs.workspace import Workspace
 
 
-def run_fused(operands: Operands, workspace: Workspace, out: torch.Tensor) -> None:
-    """Perform one call."""
-    launch_fused(factors_of(operands, workspace.machine.arch), operands.problem, workspace, out)
+def run_fused(operands: Operands, workspace: Workspace, out: torch.Tensor, *, gathered: bool = False) -> None:
+    """Perform one call; `gathered` makes it an all-reduce, where the exchange has that in one kernel."""
+    factors = factors_of(operands, workspace.machine.arch)
+    launch_fused(factors, operands.problem, workspace, out, gathered=gathered)
 
 
 def factors_of(operands: Operands, arch: int | None) -> Factors:
     """What the fused kernel of `arch` multiplies for these operands."""
     weight = operands.weight
-    if operand_for(arch, operands.kind) is Operand.BF16:
+    operand = operand_for(arch, operands.kind, packed=weight.packed is not None)
+    if operand is Operand.FP8_WEIGHT and weight.packed is not None:
+        return Factors(activations_bf16(operands), weight.packed)
+    if operand is Operand.BF16:
         return Factors(activations_bf16(operands), weight.bf16())
     x, x_scale = activations_mxfp8(operands)
-    return Factors(x, weight.data, x_scale, weight.scale)
+    # On a CPU, emulated or not, there is no kernel that quantises.
+    quantised = operands.x_scale is None and x.device.type == "cuda" and x.numel() > 0
+    return Factors(x, weight.data, x_scale, weight.scale, quantised)
 
 
-def launch_fused(factors: Factors, problem: Problem, workspace: Workspace, out: torch.Tensor) -> None:
+def launch_fused(
+    factors: Factors, problem: Problem, workspace: Workspace, out: torch.Tensor, *, gathered: bool = False
+) -> None:
     """Perform one call on operands that need no preparation."""
     if workspace.launches is None:
         raise UnsupportedError("the fused path needs symmetric memory on a GPU with a fused kernel")
-    launch(workspace.plan(problem), factors, workspace.launches, out)
+    early = factors.quantised and workspace.overlaps
+    launch(workspace.plan(problem, gathered=gathered), factors, workspace.launches, out, early=early)

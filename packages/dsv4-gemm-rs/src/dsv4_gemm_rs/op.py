@@ -78,7 +78,7 @@ def _define(name: str, *, gathered: bool) -> tuple[Operator, Operator]:
         check_devices(x, x_scale, weight_of(prepared), space, None)
         # Not `shard_length`: the number of tokens may be a symbol.
         rows = x.shape[0] if gathered else (x.shape[0] + space.world_size - 1) // space.world_size
-        return x.new_empty(rows, weight.shape[0], dtype=torch.bfloat16)
+        return x.new_empty(rows, weight_of(prepared).n, dtype=torch.bfloat16)
 
     @torch.library.custom_op(f"dsv4::{name}_out", mutates_args=("order", "out"))
     def writing(

@@ -47,7 +47,7 @@ class Operands:
     @property
     def problem(self) -> Problem:
         """The call as decisions see it; equal on all ranks where their operands are of one kind."""
-        return Problem(self.m, self.weight.n, self.weight.k, self.kind)
+        return Problem(self.m, self.weight.n, self.weight.k, self.kind, self.weight.packed is not None)
 
 
 def check_operands(
@@ -112,7 +112,7 @@ def check_devices(
     Raises:
         ArgumentError: One is elsewhere.
     """
-    for name, tensor in (("weight", weight.data), ("x", x), ("x_scale", x_scale), ("out", out)):
+    for name, tensor in (("weight", weight.memory[0]), ("x", x), ("x_scale", x_scale), ("out", out)):
         if tensor is not None and tensor.device != workspace.device:
             raise ArgumentError(name, str(tensor.device), f"{workspace.device}, the workspace's device")
 

@@ -3,7 +3,8 @@
 
 An all-reduce is two calls of the exchange: the fused (or unfused) GEMM and reduce-scatter, then a gather of
 the shards. So every rank gets the bits that a row's owner has summed, in rank order, and whatever serves a
-reduce-scatter serves it too. Not fused yet: the gather starts when the last row is finished.
+reduce-scatter serves it too. Not fused: the gather starts when the last row is finished. Where sums are read
+through multicast it is one call of one kernel, whose owners write them back.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def all_reduce_product(
     """Write the whole summed product [M, N] into `out`, the same bits on every rank."""
     if workspace.world_size == 1:
         reduce_scatter_product(operands, workspace, decision, out)
+        return
+    if decision.exchange is Exchange.MULTICAST:
+        run_fused(operands, workspace, out, gathered=True)
         return
     rows = shard_length(operands.m, workspace.world_size)
     shard = torch.empty(rows, operands.weight.n, dtype=out.dtype, device=out.device)

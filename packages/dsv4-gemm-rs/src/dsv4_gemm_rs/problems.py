@@ -9,7 +9,7 @@ import torch
 
 from dsv4_gemm_rs.quantize import ScaleLayout, quantize_mxfp8, unswizzle_scales
 from dsv4_gemm_rs.reference import dequantize
-from dsv4_gemm_rs.weights import MXFP8_K_MULTIPLE, PreparedWeight, WeightKind, prepare_weight
+from dsv4_gemm_rs.weights import MXFP8_K_MULTIPLE, Keep, PreparedWeight, WeightKind, prepare_weight
 
 WO_B_N = 5120
 """Hidden size of DeepSeek-V4.1-Flash: N of its attention output projection."""
@@ -65,6 +65,7 @@ def random_problem(
     device: torch.device | str,
     seed: int,
     made_on: torch.device | str = "cpu",
+    keep: Keep = Keep.BF16,
 ) -> RankProblem:
     """Random operands of one rank with their exact values.
 
@@ -77,6 +78,7 @@ def random_problem(
         seed: Use another for each rank.
         made_on: Where operands and exact values are made and the latter stay. On the CPU they are equal on
             every machine; a GPU is for sizes that take a CPU too long.
+        keep: What an MXFP8 weight is kept as.
     """
     x, weight = random_operands(m, n, k, kind, made_on, seed)
     if weight.scale is None:
@@ -85,7 +87,7 @@ def random_problem(
     seen = quantize_mxfp8(x, layout=ScaleLayout.ROW_MAJOR)
     return RankProblem(
         x.to(device),
-        prepare_weight(weight.data.to(device), weight.scale.to(device)),
+        prepare_weight(weight.data.to(device), weight.scale.to(device), keep=keep),
         dequantize(seen.data, seen.scale),
         dequantize(weight.data, unswizzle_scales(weight.scale, n, k)),
     )

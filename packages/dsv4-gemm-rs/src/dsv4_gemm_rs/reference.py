@@ -6,7 +6,8 @@ the partial is a plain matrix product in FP32 or FP64, and the sum runs over who
 `quantize`, of the exchange or of the schedule is used.
 
 `rounded` repeats the operation's own two roundings (a remote partial to BF16 for the wire, the sum to BF16)
-on FP64 partials; a result is accepted when its error is below twice that of `rounded`, plus 1e-5.
+on FP64 partials (where sums are read through multicast, of every partial); a result is accepted when its
+error is below twice that of `rounded`, plus 1e-5.
 """
 
 from __future__ import annotations
@@ -71,15 +72,22 @@ def gemm_reduce_scatter(
     return _split(sum(partials, start=next(partials)), len(activations))
 
 
-def rounded(activations: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Every rank's shard as BF16, with the operation's own roundings applied to FP64 partials."""
+def rounded(
+    activations: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], *, multicast: bool = False
+) -> list[torch.Tensor]:
+    """Every rank's shard as BF16, with the operation's own roundings applied to FP64 partials.
+
+    A rank's own partial is rounded, too, where its sum is read through `multicast`.
+    """
     partials = [a.double() @ w.double().T for a, w in zip(activations, weights, strict=True)]
     world_size = len(partials)
     shards = [_split(partial, world_size) for partial in partials]
     results = []
     for rank in range(world_size):
         terms = [
-            shards[source][rank] if source == rank else shards[source][rank].to(torch.bfloat16).double()
+            shards[source][rank]
+            if source == rank and not multicast
+            else shards[source][rank].to(torch.bfloat16).double()
             for source in range(world_size)
         ]
         results.append(sum(terms[1:], start=terms[0]).to(torch.bfloat16))
@@ -97,10 +105,12 @@ def allowed_error(rounding: float) -> float:
     return 2 * rounding + ABSOLUTE_TOLERANCE
 
 
-def tolerance(activations: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> float:
-    """Largest error that a correct result of this problem may have, by `allowed_error`."""
+def tolerance(
+    activations: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], *, multicast: bool = False
+) -> float:
+    """Largest error that a correct result of this problem may have, by `allowed_error`; see `rounded`."""
     exact = gemm_reduce_scatter(activations, weights)
-    return allowed_error(worst_error(rounded(activations, weights), exact))
+    return allowed_error(worst_error(rounded(activations, weights, multicast=multicast), exact))
 
 
 def _split(total: torch.Tensor, world_size: int) -> list[torch.Tensor]:

@@ -4,6 +4,10 @@
 Contract: the fallback on every machine without a fused kernel, and the baseline that a fused kernel has to
 beat. Library GEMMs return BF16, so here the rank's own partial is rounded once like the remote ones; the
 fused and host paths keep it in FP32.
+
+No library multiplies a packed weight (`packing`). The fused kernel does it, as on a single rank. Rejected:
+dequantising into a workspace for the library, which reads and writes the weight anew in every call, twice
+its BF16 bytes, and keeps the memory that packing was to save.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from dsv4_symm_mem.collectives.reduce_scatter import reduce_scatter
 from dsv4_symm_mem.errors import UnsupportedError
 
 from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm, Problem
+from dsv4_gemm_rs.kernels.launch import Factors, launch
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.quantize import dequantize_mxfp8, quantize_mxfp8, round_trip_mxfp8, swizzle_scales
+from dsv4_gemm_rs.schedule import DEFAULT_LAG
 from dsv4_gemm_rs.weights import Activation, WeightKind
 from dsv4_gemm_rs.workspace import Workspace
 
@@ -24,9 +30,9 @@ from dsv4_gemm_rs.workspace import Workspace
 def run_unfused(operands: Operands, workspace: Workspace, decision: Decision, out: torch.Tensor) -> None:
     """Perform one call as `decision` says."""
     if decision.exchange is Exchange.NONE:
-        library_gemm(operands, decision.gemm, out)
+        partial_product(operands, decision.gemm, workspace, out)
         return
-    partial = library_gemm(operands, decision.gemm)
+    partial = partial_product(operands, decision.gemm, workspace)
     exchange_partial(partial, workspace, decision, out, operands.problem)
 
 
@@ -40,7 +46,14 @@ def exchange_partial(
     if decision.exchange is Exchange.PUSH_AFTER and workspace.launches is not None:
         plan = workspace.plan(problem)
         reduce_scatter_cuda(
-            workspace.launches, partial, out, plan.shape, plan.signature, plan.group_rows, plan.lag, plan.grid
+            workspace.launches,
+            partial,
+            out,
+            plan.shape,
+            plan.signature,
+            plan.wave_rows,
+            DEFAULT_LAG,
+            plan.grid,
         )
     elif decision.exchange is Exchange.ALL_TO_ALL and workspace.process_group is not None:
         reduce_scatter_all_to_all(workspace.process_group, partial, out)
@@ -48,6 +61,23 @@ def exchange_partial(
         reduce_scatter(workspace.exchange, partial, out)
     else:
         raise UnsupportedError(f"the unfused path cannot exchange by {decision.exchange.value!r} here")
+
+
+def partial_product(
+    operands: Operands, gemm: Gemm, workspace: Workspace, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The partial x·Wᵀ, BF16 [M, N], by whichever `gemm` names; into `out` where that is given."""
+    if gemm is not Gemm.SM90_FP8:
+        return library_gemm(operands, gemm, out)
+    weight = operands.weight
+    if weight.packed is None or workspace.alone is None:
+        raise UnsupportedError(f"{gemm.value!r} needs a packed weight and a GPU with that kernel")
+    if out is None:
+        out = torch.empty(operands.m, weight.n, dtype=torch.bfloat16, device=weight.device)
+    if operands.m:
+        factors = Factors(activations_bf16(operands), weight.packed)
+        launch(workspace.product_plan(operands.problem), factors, workspace.alone, out)
+    return out
 
 
 def library_gemm(operands: Operands, gemm: Gemm, out: torch.Tensor | None = None) -> torch.Tensor:

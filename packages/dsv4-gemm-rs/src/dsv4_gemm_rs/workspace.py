@@ -2,8 +2,8 @@
 """The memory and the agreements behind `gemm_rs`: one per group and device, shared by every layer.
 
 Contract: creation is collective and either succeeds on all ranks or raises the same error on all. All that
-decides a path is agreed on then: sizes, path and deadline must be equal, capabilities count only if every
-rank has them. After that each call is decided locally and alike. One stream, one order of calls on all
+decides a path is agreed on then: sizes, path, exchange and deadline must be equal, capabilities count only if
+every rank has them. After that each call is decided locally and alike. One stream, one order of calls on all
 ranks; a second thread in the same workspace is refused.
 
 A call that loses a peer ends by its deadline. The workspace then refuses further calls with the same error
@@ -47,15 +47,16 @@ from dsv4_symm_mem.errors import (
 )
 from dsv4_symm_mem.protocol.host import HostExchange
 from dsv4_symm_mem.protocol.launch import LaunchExchange
-from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout
+from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, Strategy
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
+from dsv4_gemm_rs.dispatch.decide import strategy_obstacle
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
 from dsv4_gemm_rs.dispatch.rates import link_rate_of
 from dsv4_gemm_rs.environment import MAX_DEADLINE, default_deadline, link_rate, requested_path
-from dsv4_gemm_rs.kernels.families import FAMILIES
+from dsv4_gemm_rs.kernels.families import FAMILIES, MULTICAST_FAMILIES
 from dsv4_gemm_rs.kernels.launch import staging_bytes, warm_up
 from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.weights import PreparedWeight, WeightKind
@@ -66,24 +67,28 @@ MAX_EXTENT = 1 << 24
 """Largest max_tokens and n: tile counts and row numbers then fit 32 bits in every kernel."""
 FUSED_ARCHS = frozenset(FAMILIES)
 """Architectures with kernels in this version."""
+MULTICAST_ARCHS = frozenset(MULTICAST_FAMILIES)
+"""Those of them whose kernels can read sums through multicast."""
 
 _handles = itertools.count(1)
 _workspaces: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDictionary()
 
 
-def exchange_layout(world_size: int, max_tokens: int, n: int) -> ExchangeLayout:
+def exchange_layout(
+    world_size: int, max_tokens: int, n: int, strategy: Strategy = Strategy.PUSH
+) -> ExchangeLayout:
     """The exchange block that holds any call of at most `max_tokens` rows and `n` columns.
 
     Two banks of P-1 slots: 2·S·(P-1)/P bytes for S = 2·max_tokens·n, where every shard is rounded up to whole
-    tiles of whichever shape of any architecture takes most. For few tokens that rounding (to at least 128
-    rows) dominates.
+    tiles of whichever shape of any architecture takes most. For few tokens that rounding (to at least 176
+    rows) dominates. With `Strategy.MULTICAST` there are P in a bank, 2·S.
     """
     configs = {(config.tile_m, config.tile_n) for family in FAMILIES.values() for config in family}
     shapes = [HOST_TILE, *(TileShape(*shape) for shape in sorted(configs))]
     grids = [TileGrid(max_tokens, n, world_size, shape) for shape in shapes]
     tiles = max(grid.owned_tiles(0) for grid in grids)
     slot = max(grid.owned_tiles(0) * grid.tile_elements for grid in grids) * BF16_BYTES
-    return ExchangeLayout(world_size, tiles, slot if world_size > 1 else 0)
+    return ExchangeLayout(world_size, tiles, slot if world_size > 1 else 0, strategy)
 
 
 @dataclass
@@ -117,6 +122,9 @@ class Workspace:
         deadline: Seconds after which a wait for a peer ends; 0 for never.
         exchange: This rank's end of the exchange as the host drives it, or None without symmetric memory.
         launches: The same as kernels take it, or None without symmetric memory or kernels for the device.
+        alone: An exchange of this rank with itself, for a kernel that only multiplies; None without kernels.
+        overlaps: Whether fused kernels begin while the quantiser before them runs; not where ranks share a
+            device, whose next call would take the place that another rank's kernel needs.
         counters: Calls by path, fallbacks by reason, kernels loaded and compiled.
         order: A one-element tensor that torch operators declare as written, so that compilers keep the order
             of calls; its value means nothing.
@@ -148,15 +156,20 @@ class Workspace:
         self._closed = False
         self._accelerator = accelerator_of(communicator)
         self._on_gpu = communicator.device.type == "cuda"
+        self.overlaps = self._on_gpu and not _share_a_device(communicator)
         self._busy = threading.Lock()
         self._decisions: dict[Problem, Decision] = {}
-        self._plans: dict[Problem, LaunchPlan] = {}
+        self._plans: dict[tuple[Problem, bool], LaunchPlan] = {}
+        self._product_plans: dict[Problem, LaunchPlan] = {}
+        self.alone: LaunchExchange | None = None
+        if machine.arch in machine.fused_archs:
+            self.alone = LaunchExchange.scratch(communicator.device, self._accelerator)
         if block is not None:
-            layout = exchange_layout(communicator.size, max_tokens, n)
+            layout = exchange_layout(communicator.size, max_tokens, n, machine.strategy)
             self.exchange = HostExchange(layout, block, communicator.rank, deadline)
             if machine.arch in machine.fused_archs:
                 ctas = machine.multiprocessors if communicator.size > 1 else 0
-                staging = staging_bytes(machine.arch, ctas)
+                staging = staging_bytes(machine.arch, ctas, machine.strategy)
                 if link is None:
                     link = 0.0 if _share_a_device(communicator) else link_rate_of(machine.arch)
                 self.launches = LaunchExchange(
@@ -178,6 +191,7 @@ class Workspace:
         path: Path | str | None = None,
         deadline: float | None = None,
         sm_margin: int = 0,
+        exchange: Strategy | str = Strategy.PUSH,
     ) -> Workspace:
         """Create the group's workspaces; collective.
 
@@ -191,12 +205,14 @@ class Workspace:
             deadline: Seconds a wait for a peer may last, 0 for ever; default `DSV4_GEMM_RS_DEADLINE`,
                 else 30.
             sm_margin: SMs that the kernels leave free for others that spin on side streams, such as NCCL's.
+            exchange: "push", or "multicast" for fused kernels whose owners read sums through NVLink
+                multicast; needs SM100 and multicast addresses on every rank, and is never chosen by itself.
 
         Raises:
             ArgumentError: An argument is out of range; local, before any communication.
             MismatchError: Ranks passed different arguments or run different versions; on every rank.
             GroupError: Something failed on some rank; the same text on every rank.
-            UnsupportedError: The requested path cannot be had by this group; on every rank.
+            UnsupportedError: The requested path or exchange cannot be had by this group; on every rank.
         """
         for name, value in (("max_tokens", max_tokens), ("n", n)):
             if not isinstance(value, int) or not 1 <= value <= MAX_EXTENT:
@@ -209,6 +225,10 @@ class Workspace:
             given = None if path is None or path == "auto" else Path(path)
         except ValueError:
             raise ArgumentError("path", path, f"auto or one of {[p.value for p in Path]}") from None
+        try:
+            strategy = Strategy(exchange)
+        except ValueError:
+            raise ArgumentError("exchange", exchange, f"one of {[s.value for s in Strategy]}") from None
         communicator = communicator_of(group, device)
         # Ranks may differ in their environment, so what it says is read where all hear of a failure.
         switches = agree(
@@ -228,14 +248,16 @@ class Workspace:
                 "path": requested,
                 "deadline": deadline,
                 "sm_margin": sm_margin,
+                "exchange": strategy,
                 "version": __version__,
                 "arch": _arch(accelerator_of(communicator)),
             },
         )
-        arena, block, obstacle = _create_arena(communicator, max_tokens, n, backend)
+        arena, block, obstacle = _create_arena(communicator, max_tokens, n, backend, strategy)
         try:
-            machine = _machine(communicator, arena, sm_margin)
+            machine = _machine(communicator, arena, sm_margin, strategy)
             # Equal facts on all ranks, so all raise or none does.
+            _require_strategy(communicator, machine, requested, arena)
             if requested is not None:
                 decide(machine, Problem(0, n, 0, WeightKind.MXFP8), requested)
 
@@ -244,7 +266,7 @@ class Workspace:
                 on_gpu = communicator.device.type == "cuda"
                 tally = Tally()
                 if on_gpu and machine.symmetric and machine.arch in machine.fused_archs:
-                    tally = warm_up(communicator.device)
+                    tally = warm_up(communicator.device, strategy)
                 made = cls(
                     communicator, machine, requested, max_tokens, n, deadline, arena, block, switches[2]
                 )
@@ -295,15 +317,26 @@ class Workspace:
             decision = self._decisions[problem] = decide(self.machine, problem, self.requested)
         return decision
 
-    def plan(self, problem: Problem) -> LaunchPlan:
-        """The launch of a call of this shape; equal on all ranks, remembered."""
-        plan = self._plans.get(problem)
+    def plan(self, problem: Problem, *, gathered: bool = False) -> LaunchPlan:
+        """The launch of a call of this shape; equal on all ranks, remembered.
+
+        `gathered` is for an all-reduce by the fused kernel itself, see `Exchange.MULTICAST`.
+        """
+        plan = self._plans.get((problem, gathered))
         if plan is None:
-            plan = plan_launch(self.machine, problem)
+            plan = plan_launch(self.machine, problem, gathered=gathered)
             if self.exchange is not None:
                 grid = TileGrid(problem.m, problem.n, self.world_size, plan.shape)
                 grid.require_fits(self.exchange.layout)
-            self._plans[problem] = plan
+            self._plans[problem, gathered] = plan
+        return plan
+
+    def product_plan(self, problem: Problem) -> LaunchPlan:
+        """The launch of a product alone, by the fused kernel as if there were one rank; remembered."""
+        plan = self._product_plans.get(problem)
+        if plan is None:
+            plan = plan_launch(replace(self.machine, world_size=1), problem)
+            self._product_plans[problem] = plan
         return plan
 
     def warm_up(self, weight: PreparedWeight) -> None:
@@ -320,7 +353,7 @@ class Workspace:
     def _prepare(self, weight: PreparedWeight) -> None:
         from dsv4_gemm_rs.fused import factors_of
         from dsv4_gemm_rs.operands import Operands
-        from dsv4_gemm_rs.unfused import library_gemm
+        from dsv4_gemm_rs.unfused import partial_product
 
         self.check()
         weight.check()
@@ -332,7 +365,7 @@ class Workspace:
         for operands, m in itertools.product(given, (1, self.max_tokens)):
             decision = self.decide(replace(operands.problem, m=m))
             if decision.path is Path.UNFUSED:
-                library_gemm(operands, decision.gemm)
+                partial_product(operands, decision.gemm, self)
             elif decision.path is Path.FUSED:
                 factors_of(operands, self.machine.arch)
         if self._on_gpu:
@@ -412,9 +445,9 @@ def workspace_of(handle: str) -> Workspace:
 
 
 def _create_arena(
-    communicator: Communicator, max_tokens: int, n: int, backend: str
+    communicator: Communicator, max_tokens: int, n: int, backend: str, strategy: Strategy
 ) -> tuple[SymmetricArena | None, SymmetricTensor | None, str]:
-    nbytes = exchange_layout(communicator.size, max_tokens, n).total_bytes
+    nbytes = exchange_layout(communicator.size, max_tokens, n, strategy).total_bytes
     try:
         arena = SymmetricArena.create(communicator, nbytes, backend=backend)
     except MismatchError:
@@ -429,7 +462,25 @@ def _create_arena(
     return arena, block, ""
 
 
-def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin: int) -> Machine:
+def _require_strategy(
+    communicator: Communicator, machine: Machine, requested: Path | None, arena: SymmetricArena | None
+) -> None:
+    """Refuse an exchange that was asked for and cannot be had, alike on every rank."""
+    if machine.strategy is Strategy.PUSH:
+        return
+    why = strategy_obstacle(machine)
+    if requested not in (None, Path.FUSED):
+        why = f"path {requested.value!r} was requested, too, which pushes"
+    if why and machine.arch in machine.multicast_archs:
+        reasons = communicator.all_gather("" if arena is None else arena.multicast_reason)
+        why += "".join(f"; rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
+    if why:
+        raise UnsupportedError(f"exchange {machine.strategy.value!r} was requested, but {why}")
+
+
+def _machine(
+    communicator: Communicator, arena: SymmetricArena | None, sm_margin: int, strategy: Strategy
+) -> Machine:
     mine = {
         "flashinfer": find_spec("flashinfer") is not None,
         "multicast": arena is not None and not arena.multicast_reason,
@@ -450,6 +501,8 @@ def _machine(communicator: Communicator, arena: SymmetricArena | None, sm_margin
         multiprocessors=multiprocessors,
         fused_archs=FUSED_ARCHS,
         emulated=accelerator is not None and accelerator.emulated,
+        strategy=strategy,
+        multicast_archs=MULTICAST_ARCHS,
     )
 
 

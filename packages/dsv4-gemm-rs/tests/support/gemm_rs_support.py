@@ -11,7 +11,7 @@ import torch
 from dsv4_gemm_rs import Workspace, gemm_rs
 from dsv4_gemm_rs.problems import RankProblem, random_problem
 from dsv4_gemm_rs.reference import gemm_reduce_scatter, tolerance, worst_error
-from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.weights import Keep, WeightKind
 from dsv4_symm_mem import VirtualGroup, VirtualRank
 from dsv4_symm_mem.errors import Dsv4Error
 
@@ -67,20 +67,28 @@ def problems_for(
     seed: int = 0,
     device: str = "cpu",
     made_on: str = "cpu",
+    keep: Keep = Keep.BF16,
 ) -> list[RankProblem]:
     """A random problem for each rank."""
-    return [random_problem(m, n, k, kind, device, seed * size + rank + 1, made_on) for rank in range(size)]
+    seeds = range(seed * size + 1, (seed + 1) * size + 1)
+    return [random_problem(m, n, k, kind, device, each, made_on, keep) for each in seeds]
 
 
-def assert_right(outs: Sequence[torch.Tensor], problems: Sequence[RankProblem]) -> None:
+def assert_right(
+    outs: Sequence[torch.Tensor], problems: Sequence[RankProblem], *, multicast: bool = False
+) -> None:
     """Every rank's shard is within twice the error of the reference rounded the same way, plus 1e-5.
 
-    The reference runs where the problems' exact values are.
+    With `multicast` that is rounding every partial, the own one too. The reference runs where the problems'
+    exact values are.
     """
     xs, ws = [p.x_exact for p in problems], [p.weight_exact for p in problems]
     exact = gemm_reduce_scatter(xs, ws)
     assert [tuple(out.shape) for out in outs] == [tuple(e.shape) for e in exact]
-    error, allowed = worst_error([out.to(xs[0].device) for out in outs], exact), tolerance(xs, ws)
+    error, allowed = (
+        worst_error([out.to(xs[0].device) for out in outs], exact),
+        tolerance(xs, ws, multicast=multicast),
+    )
     assert error <= allowed, f"error {error} above {allowed}"
     m, length = xs[0].shape[0], exact[0].shape[0]
     for rank, out in enumerate(outs):

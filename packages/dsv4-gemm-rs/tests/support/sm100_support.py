@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from dsv4_gemm_rs.dispatch.costs import grouping
+from dsv4_gemm_rs.dispatch.plan import operation_of
 from dsv4_gemm_rs.dispatch.rates import rates_of
 from dsv4_gemm_rs.kernels.cache import gemm_reduce_scatter_kernel
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig, Operand
@@ -18,7 +19,7 @@ from dsv4_symm_mem import SymmetricArena, VirtualGroup
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
-from dsv4_symm_mem.protocol.words import Operation, call_signature
+from dsv4_symm_mem.protocol.words import call_signature
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Group:
         self.shape = TileShape(config.tile_m, config.tile_n)
         grid = TileGrid(max_tokens, n, self.size, self.shape)
         tiles = grid.owned_tiles(0)
-        layout = ExchangeLayout(self.size, tiles, tiles * grid.tile_elements * BF16_BYTES)
+        slot_bytes = tiles * grid.tile_elements * BF16_BYTES
+        layout = ExchangeLayout(self.size, tiles, slot_bytes, config.strategy)
         self.group = VirtualGroup(self.size, emulation=emulation)
         self.arenas = self.group.run(lambda rank: SymmetricArena.create(rank, layout.total_bytes))
         self.blocks = [arena.allocate((layout.total_bytes,), torch.uint8, "block") for arena in self.arenas]
@@ -72,13 +74,26 @@ class Group:
             for rank, (block, device) in enumerate(zip(self.blocks, emulation.accelerators, strict=True))
         ]
 
-    def launch(self, rank: int, operands: Operands, *, m: int | None = None) -> torch.Tensor:
-        """Queue one rank's part of a call."""
+    def launch(
+        self,
+        rank: int,
+        operands: Operands,
+        *,
+        m: int | None = None,
+        gathered: bool = False,
+        early: bool = False,
+    ) -> torch.Tensor:
+        """Queue one rank's part of a call.
+
+        `gathered` makes an all-reduce of it, `early` lets it begin while the launch before runs.
+        """
         config, exchange = self.config, self.exchanges[rank]
         m, n, k = operands.a.shape[0] if m is None else m, operands.w.shape[0], operands.a.shape[1]
-        out = torch.full((shard_length(m, self.size), n), float("nan"), dtype=torch.bfloat16)
+        rows = m if gathered else shard_length(m, self.size)
+        out = torch.full((rows, n), float("nan"), dtype=torch.bfloat16)
         workers = self.processors // config.cluster
         groups = grouping(rates_of(100, config.operand), config, n, k, self.size, workers)
+        operation = operation_of(config.strategy, gathered=gathered)
         gemm_reduce_scatter_kernel(config)(
             operands.a.data_ptr(),
             operands.a.stride(0) if m > 1 else k,
@@ -91,8 +106,11 @@ class Group:
             m,
             n,
             k,
-            *exchange.arguments(call_signature(Operation.REDUCE_SCATTER, m, n, config.tile_m, config.tile_n)),
+            *exchange.arguments(call_signature(operation, m, n, config.tile_m, config.tile_n)),
             exchange.staging,
+            exchange.multicast,
+            int(gathered),
+            int(early),
             groups.rows,
             groups.lag,
             workers * config.cluster,
@@ -105,9 +123,9 @@ class Group:
         )
         return out
 
-    def call(self, operands: Sequence[Operands]) -> list[torch.Tensor]:
+    def call(self, operands: Sequence[Operands], *, gathered: bool = False) -> list[torch.Tensor]:
         """Queue one call on every rank; results are there after `finish`."""
-        return [self.launch(rank, mine) for rank, mine in enumerate(operands)]
+        return [self.launch(rank, mine, gathered=gathered) for rank, mine in enumerate(operands)]
 
     def finish(self) -> None:
         """Execute what is queued, and raise what ended a call."""

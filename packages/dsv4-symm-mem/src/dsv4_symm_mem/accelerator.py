@@ -105,6 +105,19 @@ class Accelerator(Protocol):
         ...
 
 
+class MulticastRange(Protocol):
+    """Multicast addresses of the same bytes on several ranks."""
+
+    @property
+    def address(self) -> int:
+        """The first of them."""
+        ...
+
+    def close(self) -> None:
+        """Unmap them; idempotent."""
+        ...
+
+
 class Emulation(Protocol):
     """Devices for a group of virtual ranks, and what they did."""
 
@@ -115,6 +128,10 @@ class Emulation(Protocol):
 
     def obstacle(self) -> str:
         """What keeps kernels from being launched here, such as a missing compiler; empty if nothing does."""
+        ...
+
+    def map_multicast(self, memory: Sequence[torch.Tensor]) -> MulticastRange:
+        """Map `memory`, a tensor of each rank and all of one size, to multicast addresses."""
         ...
 
     def link_bytes(self) -> Mapping[tuple[int, int], int]:

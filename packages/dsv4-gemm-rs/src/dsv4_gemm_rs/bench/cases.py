@@ -7,6 +7,7 @@ what the unfused path would give. The bare quantiser, the library's GEMM, the fu
 exchange (`gemm-ours`, on the same share of the multiprocessors) and the bare collective stand beside them in
 the same run, and between processes what `alternatives` holds. The library's GEMM is the one that the unfused
 path takes, on operands that need no preparation: `gemm-cublas` in BF16, `gemm-mxfp8` with block scales.
+`gemm-ours-fp8-weights` and `fused-fp8-weights` are the same with weights kept in FP8, where a kernel does.
 `fused-unpaced` is the fused kernel whose SMs do not take turns on the link; `fused-all-reduce` is followed by
 the gather of the shards, which `all-gather` shows by itself.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,6 +31,7 @@ from dsv4_gemm_rs.bench.alternatives import Alternatives
 from dsv4_gemm_rs.bench.timing import Group, Phase
 from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
 from dsv4_gemm_rs.fused import factors_of, launch_fused
+from dsv4_gemm_rs.kernels.families import Operand, members
 from dsv4_gemm_rs.kernels.launch import Factors, launch
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.perform import gather_shards
@@ -42,7 +44,7 @@ from dsv4_gemm_rs.unfused import (
     library_gemm,
     run_unfused,
 )
-from dsv4_gemm_rs.weights import WeightKind, prepare_weight
+from dsv4_gemm_rs.weights import Keep, WeightKind, prepare_weight
 from dsv4_gemm_rs.workspace import Workspace
 
 
@@ -66,6 +68,7 @@ class Setup:
         operands: As a caller has them.
         ready: The same, with activations that a library's GEMM takes as they are.
         factors: The same as the fused kernel takes them.
+        packed: The same with weights kept in FP8; empty where no kernel takes them.
         partials: Products.
         outs: Results.
         wholes: Results of all ranks.
@@ -76,6 +79,7 @@ class Setup:
     operands: list[Operands]
     ready: list[Operands]
     factors: list[Factors]
+    packed: list[Factors]
     partials: list[torch.Tensor]
     outs: list[torch.Tensor]
     wholes: list[torch.Tensor]
@@ -96,6 +100,9 @@ class Setup:
         gemm = decide(machine, operands[0].problem, Path.UNFUSED).gemm
         ready = [_ready(each, gemm) for each in operands]
         factors = [factors_of(each, machine.arch) for each in operands]
+        packed = []
+        if kind is WeightKind.MXFP8 and members(machine.arch, Operand.FP8_WEIGHT):
+            packed = [_packed(each, held) for each, held in zip(operands, factors, strict=True)]
         partials = [torch.randn(m, n, device=rank.device).to(torch.bfloat16) for _ in range(count)]
         rows = shard_length(m, rank.size)
         outs = [torch.empty(rows, n, dtype=torch.bfloat16, device=rank.device) for _ in range(count)]
@@ -106,7 +113,7 @@ class Setup:
             alternatives = Alternatives(rank, xs, [each.weight.bf16() for each in operands])
         if rank.device.type == "cuda":
             torch.cuda.synchronize(rank.device)
-        return cls(workspaces, operands, ready, factors, partials, outs, wholes, alternatives)
+        return cls(workspaces, operands, ready, factors, packed, partials, outs, wholes, alternatives)
 
     def close(self) -> None:
         """Close the workspaces; collective."""
@@ -122,6 +129,15 @@ def _ready(operands: Operands, gemm: Gemm) -> Operands:
         return Operands(*activations_mxfp8(operands), operands.weight, operands.m)
     plain = prepare_weight(operands.weight.bf16())
     return Operands(activations_bf16(operands), None, plain, operands.m)
+
+
+def _packed(operands: Operands, factors: Factors) -> Factors:
+    """The same product, of a weight kept in FP8."""
+    weight = operands.weight
+    kept = prepare_weight(weight.data, weight.scale, keep=Keep.FP8).packed
+    if kept is None:
+        raise UnsupportedError("weights are not packed for this device")
+    return Factors(factors.x, kept)
 
 
 def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Iterator[Case]:
@@ -151,14 +167,17 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         setup = setups[rank.rank]
         run_unfused(setup.operands[which], setup.workspaces[which], unfused, setup.outs[which])
 
-    def bare(rank: Communicator, which: int) -> None:
+    def bare(rank: Communicator, which: int, *, packed: bool = False) -> None:
         setup = setups[rank.rank]
-        plan = setup.workspaces[which].plan(problem)
-        launch(plan, setup.factors[which], alone[rank.rank], setup.partials[which])
+        plan = setup.workspaces[which].plan(replace(problem, packed=packed))
+        factors = setup.packed if packed else setup.factors
+        launch(plan, factors[which], alone[rank.rank], setup.partials[which])
 
-    def fused(rank: Communicator, which: int) -> None:
+    def fused(rank: Communicator, which: int, *, packed: bool = False) -> None:
         setup = setups[rank.rank]
-        launch_fused(setup.factors[which], problem, setup.workspaces[which], setup.outs[which])
+        factors = setup.packed if packed else setup.factors
+        kept = replace(problem, packed=packed)
+        launch_fused(factors[which], kept, setup.workspaces[which], setup.outs[which])
 
     def gather(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
@@ -208,6 +227,10 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         alone = {rank: LaunchExchange.scratch(setup.outs[0].device) for rank, setup in setups.items()}
         yield case("gemm-ours", decision, Phase(bare))
         yield case("fused", decision, Phase(fused))
+        if all(setup.packed for setup in setups.values()):
+            kept = decide(machine, replace(problem, packed=True), Path.FUSED)
+            yield case("gemm-ours-fp8-weights", kept, Phase(partial(bare, packed=True)))
+            yield case("fused-fp8-weights", kept, Phase(partial(fused, packed=True)))
         if machine.process_group and machine.world_size > 1:
             yield case("fused-unpaced", decision, Phase(fused), around=unpaced)
         if machine.world_size > 1:

@@ -34,7 +34,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
     )
-    parser.add_argument("--n", type=int, default=WO_B_N, help=f"output features N (default {WO_B_N})")
+    # torchrun takes --n for one of its own, whose command line comes before this one's.
+    parser.add_argument(
+        "--n",
+        "--out-features",
+        dest="n",
+        type=int,
+        default=WO_B_N,
+        help=f"output features N (default {WO_B_N})",
+    )
     parser.add_argument(
         "--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)"
     )

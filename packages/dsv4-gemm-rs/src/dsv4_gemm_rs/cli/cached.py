@@ -14,6 +14,7 @@ from dsv4_symm_mem.artefacts.folder import CacheFolder, default_folder
 from dsv4_symm_mem.artefacts.key import is_current
 
 from dsv4_gemm_rs.kernels.cache import kernels_of
+from dsv4_gemm_rs.kernels.families import Strategy
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class CacheState:
         read_only: Why nothing can be put into it; empty if it can.
         artefacts: Number of files in it, of whatever version and architecture.
         nbytes: Their size.
+        exchange: Strategy of the workspaces that are asked about.
         needed: Number of kernels that a workspace makes ready, by architecture.
         missing: Names of those that are not in it as they would be compiled now, by architecture.
     """
@@ -35,21 +37,25 @@ class CacheState:
     read_only: str
     artefacts: int
     nbytes: int
+    exchange: Strategy
     needed: dict[str, int]
     missing: dict[str, list[str]]
 
     @classmethod
-    def of(cls, archs: Iterable[str], path: Path | None = None) -> CacheState:
+    def of(
+        cls, archs: Iterable[str], path: Path | None = None, exchange: Strategy = Strategy.PUSH
+    ) -> CacheState:
         """Look at the cache at `path`, by default the one that workspaces use."""
         cache = CacheFolder(path or default_folder())
         entries = cache.entries()
-        kernels = {arch: kernels_of(arch) for arch in archs}
+        kernels = {arch: kernels_of(arch, exchange) for arch in archs}
         return cls(
             folder=str(cache.path or ""),
             obstacle=cache.obstacle,
             read_only=cache.read_only,
             artefacts=len(entries),
             nbytes=sum(entry.nbytes for entry in entries),
+            exchange=exchange,
             needed={arch: len(each) for arch, each in kernels.items()},
             missing={
                 arch: [kernel.recipe.name for kernel in each if not kernel.is_cached(arch, cache.path)]
@@ -70,11 +76,13 @@ class CacheState:
             lines[0] += f", {self.artefacts} files, {self.nbytes:,} bytes"
         for arch, names in self.missing.items():
             there = self.needed[arch] - len(names)
-            lines.append(f"  {arch}: {there} of {self.needed[arch]} that a workspace needs are there")
+            asked = "" if self.exchange is Strategy.PUSH else f" --exchange {self.exchange.value}"
+            whose = "" if self.exchange is Strategy.PUSH else f" with exchange {self.exchange.value!r}"
+            lines.append(f"  {arch}: {there} of {self.needed[arch]} that a workspace{whose} needs are there")
             if names and not self.obstacle:
                 if there:
                     lines.append(f"    missing: {', '.join(names)}")
-                lines.append(f"    to compile them: dsv4-gemm-rs compile --arch {arch}")
+                lines.append(f"    to compile them: dsv4-gemm-rs compile --arch {arch}{asked}")
         return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ from dsv4_gemm_rs.cli.groups import require_positive
 from dsv4_gemm_rs.dispatch import Machine, Problem
 from dsv4_gemm_rs.dispatch.plan import operand_for, plan_launch
 from dsv4_gemm_rs.kernels.cache import kernels_of
+from dsv4_gemm_rs.kernels.families import MULTICAST_FAMILIES, Strategy
 from dsv4_gemm_rs.problems import default_k
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_gemm_rs.workspace import FUSED_ARCHS
@@ -49,6 +50,13 @@ def add_parser(commands: Any) -> None:
         help=f"default {DEFAULT_ARCH}; there are fused kernels for {fused}",
     )
     parser.add_argument(
+        "--exchange",
+        type=Strategy,
+        choices=list(Strategy),
+        default=Strategy.PUSH,
+        help="of the workspaces that are to find their kernels (default push)",
+    )
+    parser.add_argument(
         "--output", type=Path, default=None, help=f"the cache (default {CACHE_VARIABLE} or ~/.cache/dsv4)"
     )
     parser.add_argument("--tp", type=int, default=None, help="ranks of calls to say the kernels of")
@@ -68,6 +76,9 @@ def run(options: argparse.Namespace) -> int:
     for arch in options.arch:
         if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
             raise ArgumentError("--arch", arch, "an architecture such as sm_90a")
+        if options.exchange is not Strategy.PUSH and arch not in _with_multicast():
+            known = " or ".join(_with_multicast())
+            raise ArgumentError("--exchange", options.exchange.value, f"push, or one of {known} as --arch")
     cache = CacheFolder(options.output or default_folder())
     if cache.obstacle or (cache.read_only and not options.list):
         raise ArgumentError("--output", str(cache.path), f"a folder to keep them in ({cache.read_only})")
@@ -77,10 +88,13 @@ def run(options: argparse.Namespace) -> int:
     assert cache.path is not None, "it would have been an obstacle"
     started = time.perf_counter()
     jobs = options.jobs or min(os.cpu_count() or 1, MAX_JOBS)
-    tasks = [(arch, index) for arch in options.arch for index in range(len(kernels_of(arch)))]
+    exchange = options.exchange
+    tasks = [
+        (arch, exchange, index) for arch in options.arch for index in range(len(kernels_of(arch, exchange)))
+    ]
     for number, line in enumerate(_made(tasks, cache.path, jobs), 1):
         print(f"[{number}/{len(tasks)}] {line}", flush=True)
-    state = CacheState.of(options.arch, cache.path)
+    state = CacheState.of(options.arch, cache.path, exchange)
     print(f"{time.perf_counter() - started:.1f} s with {min(jobs, len(tasks))} processes\n{state}")
     if (options.tp, options.n, options.k) != (None, None, None):
         for arch in sorted(FUSED_ARCHS):
@@ -89,19 +103,23 @@ def run(options: argparse.Namespace) -> int:
     return int(any(state.missing.values()))
 
 
-def _made(tasks: list[tuple[str, int]], folder: Path, jobs: int) -> Iterator[str]:
+def _with_multicast() -> list[str]:
+    return [gpu_arch(divmod(arch, 10)) for arch in sorted(MULTICAST_FAMILIES)]
+
+
+def _made(tasks: list[tuple[str, Strategy, int]], folder: Path, jobs: int) -> Iterator[str]:
     """A line for each kernel that is in the cache now."""
     if jobs == 1:
-        yield from (_make(arch, index, folder) for arch, index in tasks)
+        yield from (_make(*task, folder) for task in tasks)
         return
     # The DSL has threads and state of its own, so no process is forked from one that may have used it.
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-        for done in as_completed(pool.submit(_make, arch, index, folder) for arch, index in tasks):
+        for done in as_completed(pool.submit(_make, *task, folder) for task in tasks):
             yield done.result()
 
 
-def _make(arch: str, index: int, folder: Path) -> str:
-    kernel = kernels_of(arch)[index]
+def _make(arch: str, exchange: Strategy, index: int, folder: Path) -> str:
+    kernel = kernels_of(arch, exchange)[index]
     obtained = kernel.obtain(arch, folder=folder)
     assert obtained is not None, "only who does not wait gets nothing"
     return f"{kernel.recipe.name} for {arch}: {obtained.origin.value} in {obtained.seconds:.1f} s"
@@ -111,13 +129,15 @@ def _taken(options: argparse.Namespace, arch: int) -> str:
     """Which members of the family calls of the given shape take on a GPU of `arch`."""
     ranks, multiprocessors = options.tp or 1, MULTIPROCESSORS[arch]
     n, k = options.n or 5120, options.k or default_k(ranks)
-    machine = Machine(arch, ranks, False, True, True, False, multiprocessors, FUSED_ARCHS)
+    machine = Machine(
+        arch, ranks, False, True, True, False, multiprocessors, FUSED_ARCHS, strategy=options.exchange
+    )
     taken = []
-    for kind in WeightKind:
-        problems = (Problem(m, n, k, kind) for m in range(1, options.tokens + 1))
+    for kind, packed in ((WeightKind.MXFP8, False), (WeightKind.BF16, False), (WeightKind.MXFP8, True)):
+        problems = (Problem(m, n, k, kind, packed) for m in range(1, options.tokens + 1))
         configs = dict.fromkeys(plan_launch(machine, problem).config for problem in problems)
         tiles = ", ".join(f"{config.tile_m * config.cluster}x{config.tile_n}" for config in configs)
-        taken.append((operand_for(arch, kind).value, tiles))
+        taken.append((operand_for(arch, kind, packed=packed).value, tiles))
     shown = "; ".join(f"{tiles} for {operand} operands" for operand, tiles in dict(taken).items())
     return (
         f"fused calls of up to {options.tokens} tokens with N={n}, K={k} on {ranks} ranks of "

@@ -23,7 +23,7 @@ from dsv4_gemm_rs.cli.groups import require_positive
 from dsv4_gemm_rs.cli.results import require_writable
 from dsv4_gemm_rs.inspection.kernels import inspect_kernel
 from dsv4_gemm_rs.inspection.machine_code import DISASSEMBLER, disassembler
-from dsv4_gemm_rs.kernels.families import FAMILIES
+from dsv4_gemm_rs.kernels.families import FAMILIES, Strategy, family_of
 from dsv4_gemm_rs.problems import WO_B_N
 
 ARCHS = {gpu_arch(divmod(arch, 10)): arch for arch in FAMILIES}
@@ -41,6 +41,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--arch", choices=list(ARCHS), default="sm_100a", help="default sm_100a")
     parser.add_argument(
+        "--exchange",
+        type=Strategy,
+        choices=list(Strategy),
+        nargs="+",
+        default=None,
+        help="which kernels (default: all that there are for the architecture)",
+    )
+    parser.add_argument(
         "--tp", type=int, default=4, help="ranks of the call whose bytes are told (default 4)"
     )
     parser.add_argument("--n", type=int, default=WO_B_N, help=f"its output features N (default {WO_B_N})")
@@ -55,11 +63,14 @@ def run(options: argparse.Namespace) -> int:
     if options.n % 64:
         raise ArgumentError("--n", options.n, "a multiple of 64")
     require_writable(options.output)
-    family = FAMILIES[ARCHS[options.arch]]
+    arch = ARCHS[options.arch]
+    family = [config for each in options.exchange or Strategy for config in family_of(arch, each)]
+    if not family:
+        raise ArgumentError("--exchange", options.exchange, f"push, all that there is for {options.arch}")
     rows = []
     for number, config in enumerate(family, 1):
         rows.append(inspect_kernel(config, options.arch, options.tokens, options.n, options.tp))
-        shown = f"{rows[-1]['operand']} {rows[-1]['tile']}"
+        shown = name_of(rows[-1])
         print(f"[{number}/{len(family)}] {shown}", file=sys.stderr, flush=True)
     cpu = torch.device("cpu")
     report = Report(
@@ -85,11 +96,17 @@ def _tool() -> dict[str, str]:
     return {DISASSEMBLER: "found" if disassembler() else "not installed: PTX only"}
 
 
+def name_of(row: Mapping[str, Any]) -> str:
+    """What tells a row from the others."""
+    pulled = f", {row['exchange']}" if row["exchange"] != Strategy.PUSH.value else ""
+    return f"{row['operand']} {row['tile']}{pulled}"
+
+
 def checks(rows: Sequence[Mapping[str, Any]]) -> tuple[Check, ...]:
     """The claims: nothing spills, and a CTA fits."""
     claims = []
     for row in rows:
-        name = f"{row['operand']} {row['tile']}"
+        name = name_of(row)
         spilled = row["stack_bytes"] + (row["sass"] or row["ptx"])["local_accesses"]
         registers = row["registers"] * row["threads"]
         for what, value, most in (
@@ -130,6 +147,7 @@ def head_and_cells(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     cells = {
         "operands": row["operand"],
         "tile": row["tile"],
+        "exchange": row["exchange"],
         "registers": row["registers"],
         "stack": row["stack_bytes"],
         "shared memory": row["shared_bytes"],

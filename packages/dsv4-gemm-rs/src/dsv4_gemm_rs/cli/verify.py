@@ -22,13 +22,13 @@ from dsv4_gemm_rs.api import gemm_ar, gemm_rs
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
 from dsv4_gemm_rs.dispatch.plan import operand_for, plan_with
 from dsv4_gemm_rs.fused import factors_of
-from dsv4_gemm_rs.kernels.families import members
+from dsv4_gemm_rs.kernels.families import Operand, Strategy, family_of, members
 from dsv4_gemm_rs.kernels.launch import launch
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.problems import RankProblem, default_k, random_problem
 from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.reference import allowed_error, gemm_reduce_scatter, rounded, worst_error
-from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.weights import Keep, WeightKind
 from dsv4_gemm_rs.workspace import Workspace
 
 Step = Callable[[torch.Tensor], object]
@@ -42,10 +42,20 @@ def add_parser(commands: Any) -> None:
         "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
     )
     parser.add_argument("--tokens", type=int, nargs="+", default=None, help="values of M (default: many)")
-    parser.add_argument("--n", type=int, default=None, help="output features N (default: several shapes)")
+    parser.add_argument(
+        "--n",
+        "--out-features",
+        dest="n",
+        type=int,
+        default=None,
+        help="output features N (default: several shapes)",
+    )
     parser.add_argument("--k", type=int, default=None, help="input features of a rank (default: several)")
     parser.add_argument(
         "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
+    )
+    parser.add_argument(
+        "--exchange", type=Strategy, choices=list(Strategy), default=Strategy.PUSH, help="default push"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -54,12 +64,16 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check and print; returns 1 if a result is wrong."""
     require_positive(n=options.n, k=options.k, tokens=min(options.tokens or [1]))
+
+    def checked(rank: Communicator) -> list[dict[str, Any]]:
+        return verify(rank, _shapes(options, rank.size), options.tokens, options.exchange)
+
     with command_group(options.ranks, options.device or default_device()) as group:
         if isinstance(group, VirtualGroup):
-            by_rank = group.run(lambda rank: verify(rank, _shapes(options, rank.size), options.tokens))
+            by_rank = group.run(checked)
             first = True
         else:
-            mine = verify(group, _shapes(options, group.size), options.tokens)
+            mine = checked(group)
             by_rank, first = group.all_gather(mine), group.rank == 0
     rows = worst_of(by_rank)
     wrong = [row for row in rows if not row["passed"]]
@@ -68,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
     elif first:
         for row in wrong:
             print(f"WRONG: {row}")
-        print(f"{len(rows) - len(wrong)} of {len(rows)} calls are right and repeat their bits")
+        repeat = " and repeat their bits" if options.exchange is Strategy.PUSH else ""
+        print(f"{len(rows) - len(wrong)} of {len(rows)} calls are right{repeat}")
     return int(bool(wrong))
 
 
@@ -81,7 +96,10 @@ def _shapes(options: argparse.Namespace, size: int) -> list[tuple[int, int]]:
 
 
 def verify(
-    rank: Communicator, shapes: Sequence[tuple[int, int]], tokens: Sequence[int] | None
+    rank: Communicator,
+    shapes: Sequence[tuple[int, int]],
+    tokens: Sequence[int] | None,
+    exchange: Strategy = Strategy.PUSH,
 ) -> list[dict[str, Any]]:
     """This rank's outcomes, in an order equal on all ranks; collective."""
     size = rank.size
@@ -89,17 +107,24 @@ def verify(
     counts = sorted(usual if tokens is None else set(tokens))
     rows = []
     for n, k in shapes:
-        with Workspace.create(rank, max_tokens=max(*counts, 1), n=n) as workspace:
-            for kind in WeightKind:
+        with Workspace.create(rank, max_tokens=max(*counts, 1), n=n, exchange=exchange) as workspace:
+            for kind, keep in _kept(workspace.machine.arch):
                 everything = [
-                    random_problem(counts[-1], n, k, kind, rank.device, 1 + each, rank.device)
+                    random_problem(counts[-1], n, k, kind, rank.device, 1 + each, rank.device, keep)
                     for each in range(size)
                 ]
                 workspace.warm_up(everything[rank.rank].weight)
                 for m in counts:
-                    shown = {"m": m, "n": n, "k": k, "kind": kind.value}
+                    shown = {"m": m, "n": n, "k": k, "kind": kind.value, "keep": keep.value}
                     rows += [shown | row for row in _check(rank, workspace, everything, m)]
     return rows
+
+
+def _kept(arch: int | None) -> list[tuple[WeightKind, Keep]]:
+    """Kinds of operands, and forms in which a weight is kept where that makes a difference."""
+    kinds = [(kind, Keep.BF16) for kind in WeightKind]
+    packed = operand_for(arch, WeightKind.MXFP8, packed=True) is Operand.FP8_WEIGHT
+    return [*kinds, (WeightKind.MXFP8, Keep.FP8)] if packed and family_of(arch) else kinds
 
 
 def _check(
@@ -107,7 +132,8 @@ def _check(
 ) -> Iterator[dict[str, Any]]:
     xs, weights = [p.x_exact[:m] for p in everything], [p.weight_exact for p in everything]
     exact = gemm_reduce_scatter(xs, weights)
-    allowed = allowed_error(worst_error(rounded(xs, weights), exact))
+    multicast = workspace.machine.strategy is Strategy.MULTICAST
+    allowed = allowed_error(worst_error(rounded(xs, weights, multicast=multicast), exact))
     mine = everything[rank.rank]
     operands = Operands(mine.x[:m], None, mine.weight, m)
     everywhere = torch.cat(exact)[:m]
@@ -122,7 +148,8 @@ def _check(
         workspace.check()
         error = worst_error([outs[0]], [wanted])
         repeated = torch.equal(*outs)
-        passed = error <= allowed and repeated
+        # The switch adds in an order of its own.
+        passed = error <= allowed and (repeated or multicast)
         yield {"call": name, "error": error, "allowed": allowed, "repeated": repeated, "passed": passed}
 
 
@@ -149,7 +176,8 @@ def _steps(workspace: Workspace, operands: Operands) -> Iterator[tuple[str, bool
     if launches is None:
         return
     factors = factors_of(operands, machine.arch)
-    for config in members(machine.arch, operand_for(machine.arch, operands.kind)):
+    operand = operand_for(machine.arch, operands.kind, packed=weight.packed is not None)
+    for config in members(machine.arch, operand, machine.strategy):
         if config.cluster <= machine.multiprocessors:
             plan = plan_with(config, machine, operands.problem)
             tile = f"tile {config.tile_m * config.cluster}x{config.tile_n}"

@@ -15,8 +15,9 @@ Where the kernel has two accumulators, or warpgroups that take turns, a tile's e
 tile's k steps, which wait for the epilogue of the one before; a lone tile has nothing beside it. Workers
 take the positions of rank 0's schedule in turn: a wave's remote tiles join the link's queue when they are
 finished, and an own tile ends no earlier than its group's tiles are through the link, from peers that run
-level. This is why small tiles win where large ones would make a single wave: its tiles could only travel
-after all of the arithmetic.
+level. Where sums are read through multicast, every tile crosses the link, own ones too, and the call ends
+when the last is read. This is why small tiles win where large ones would make a single wave: its tiles could
+only travel after all of the arithmetic.
 
 Known miss on SM90: every shape comes out slower than modelled, by up to 13 %, at M = 8192 and K = 4096, where
 the clock falls under the power limit.
@@ -32,7 +33,7 @@ from dsv4_symm_mem.protocol.layout import ceil_div, shard_rows
 from dsv4_symm_mem.protocol.tiles import TileShape
 
 from dsv4_gemm_rs.dispatch.rates import Rates
-from dsv4_gemm_rs.kernels.families import TileConfig, by_column
+from dsv4_gemm_rs.kernels.families import Strategy, TileConfig, by_column, strategy_of
 from dsv4_gemm_rs.schedule import DEFAULT_LAG, Schedule
 
 STAGE_BYTES = 128
@@ -79,7 +80,9 @@ def estimate_us(rates: Rates, config: TileConfig, m: int, n: int, k: int, world_
     elements = config.tile_m * config.tile_n
     epilogue = rates.epilogue_us + rates.epilogue_us_per_element * elements
     addition = rates.peer_us_per_element * elements * (world_size - 1)
-    sent_us = config.cluster * config.tile_bytes / rates.link_bytes_per_us
+    pulled = strategy_of(config) is Strategy.MULTICAST and world_size > 1
+    rate = rates.multicast_bytes_per_us if pulled else rates.link_bytes_per_us
+    sent_us = config.cluster * config.tile_bytes / rate
     k_steps = ceil_div(k, rates.stage_k)
     workers = max(sms // config.cluster, 1)
     step_factor = rates.lone if positions(config, m, n, world_size) <= workers else 1.0
@@ -99,14 +102,16 @@ def estimate_us(rates: Rates, config: TileConfig, m: int, n: int, k: int, world_
         for step, own, count in wave:
             run = ready[first : first + count]
             first += count
-            if own:
+            if own and not pulled:
                 np.maximum(run, arrived.get(step - groups.lag, 0.0), out=run)
                 run += addition
             else:
-                # The link is idle until the first of them is finished and serves them in turn.
-                link = max(max(link, float(run.min())) + count * sent_us, float(run.max()) + sent_us)
+                # The link is idle until the first of them is finished and serves them in turn; CTAs that
+                # are level with each other then publish together.
+                through = max(max(link, float(run.min())) + count * sent_us, float(run.max()) + sent_us)
+                link = through + rates.publish_us * count / workers
                 arrived[step] = link + rates.link_latency_us
-    return float(ready.max())
+    return max(float(ready.max()), link + rates.link_latency_us) if pulled else float(ready.max())
 
 
 def _arithmetic_us(
@@ -176,6 +181,11 @@ def choose(
     return best
 
 
+def wave_rows(config: TileConfig, n: int, world_size: int, workers: int) -> int:
+    """Position rows per owner that make about one wave of `workers` over all owners."""
+    return max(1, ceil_div(workers, ceil_div(n, config.tile_n) * world_size))
+
+
 def grouping(rates: Rates, config: TileConfig, n: int, k: int, world_size: int, workers: int) -> Grouping:
     """How `workers` CTAs or clusters of the kernel group a call's position rows.
 
@@ -184,7 +194,7 @@ def grouping(rates: Rates, config: TileConfig, n: int, k: int, world_size: int, 
     the link needs little of the time, a wave is as many rows as columns: fewest operands, but the link then
     gets its tiles in long runs.
     """
-    wave = max(1, ceil_div(workers, ceil_div(n, config.tile_n) * world_size))
+    wave = wave_rows(config, n, world_size, workers)
     if not by_column(config):
         return Grouping(wave, DEFAULT_LAG)
     sent_us = workers * config.tile_bytes / rates.link_bytes_per_us * (world_size - 1) / world_size

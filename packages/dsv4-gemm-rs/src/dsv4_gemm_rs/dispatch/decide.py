@@ -13,14 +13,18 @@ import enum
 from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import UnsupportedError
+from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs.weights import WeightKind
 
 BLOCK_SCALED_ARCHS = frozenset({100, 103})
 """Architectures whose tensor cores take E8M0 block scales in the library GEMMs used here."""
 FUSED_MIN_TOKENS = 128
-"""Calls with fewer rows are faster as a library GEMM and a reduce-scatter: measured on two H200s at N = 5120,
-K = 4096 per rank (docs/results/h200_tp2_k4096.json), and taken over for SM100, where nothing is measured."""
+"""Calls with fewer rows are faster as a library GEMM and a reduce-scatter: measured on two H200s at N = 5120
+(docs/results/h200_tp2_*.json), and taken over for SM100, where nothing is measured."""
+LONG_K = 4096
+"""From this K per rank on, SM90 needs twice the rows: the library splits K where tiles are few. 128 rows took
+29.7 us fused and 25.5 unfused there, 256 rows 30.1 and 36.6."""
 
 
 class Path(enum.StrEnum):
@@ -38,6 +42,7 @@ class Gemm(enum.StrEnum):
     """Who multiplies."""
 
     FUSED_SM90 = "dsv4 SM90 kernel"
+    SM90_FP8 = "dsv4 SM90 kernel, FP8 weights"
     FUSED_SM100 = "dsv4 SM100 kernel"
     FLASHINFER = "flashinfer.mm_mxfp8"
     SCALED_MM = "torch._scaled_mm, block-scaled"
@@ -50,6 +55,7 @@ class Exchange(enum.StrEnum):
 
     NONE = "none, one rank"
     PUSH = "push to the owner's slots, by the GEMM kernel"
+    MULTICAST = "sums that the owner reads through multicast, by the GEMM kernel"
     PUSH_AFTER = "push to the owner's slots, by the reduce-scatter kernel"
     HOST_PUSH = "push to the owner's slots, by the host"
     ALL_TO_ALL = "all-to-all of the process group, then FP32 addition"
@@ -69,6 +75,8 @@ class Machine:
         multiprocessors: SMs that a rank's kernels may fill, the least over ranks; 0 on a CPU.
         fused_archs: Architectures that this version has kernels for, fused and stand-alone.
         emulated: Whether kernels are emulated on host memory, where no library multiplies with block scales.
+        strategy: How fused kernels are to exchange; never chosen, only asked for.
+        multicast_archs: Architectures whose fused kernels can read sums through multicast.
     """
 
     arch: int | None
@@ -80,16 +88,22 @@ class Machine:
     multiprocessors: int
     fused_archs: frozenset[int]
     emulated: bool = False
+    strategy: Strategy = Strategy.PUSH
+    multicast_archs: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call: partial [m, n] over k per rank, and what is multiplied, see `Operands.kind`."""
+    """One call: partial [m, n] over k per rank, and what is multiplied, see `Operands.kind`.
+
+    `packed` tells whether the weight is kept packed, see `weights.Keep`.
+    """
 
     m: int
     n: int
     k: int
     kind: WeightKind
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,9 +159,11 @@ def decide(machine: Machine, problem: Problem, requested: Path | None = None) ->
     preferred = [Path.FUSED, Path.UNFUSED, Path.HOST]
     if machine.arch is None:
         preferred = [Path.FUSED, Path.HOST, Path.UNFUSED]
-    elif not obstacles[Path.FUSED] and not obstacles[Path.UNFUSED] and problem.m < FUSED_MIN_TOKENS:
+    elif not (obstacles[Path.FUSED] or obstacles[Path.UNFUSED]) and problem.m < (
+        least := least_tokens(machine, problem)
+    ):
         # A choice, not a fallback: the fused path is there, and nothing is to be logged.
-        reason = f"library GEMM and exchange, the faster way below {FUSED_MIN_TOKENS} tokens"
+        reason = f"library GEMM and exchange, the faster way below {least} tokens"
         return _decision(Path.UNFUSED, machine, problem, reason, ())
     rejected: list[Rejection] = []
     for path in preferred:
@@ -157,6 +173,12 @@ def decide(machine: Machine, problem: Problem, requested: Path | None = None) ->
     raise UnsupportedError("no path: " + "; ".join(f"{r.path.value}: {r.reason}" for r in rejected))
 
 
+def least_tokens(machine: Machine, problem: Problem) -> int:
+    """Rows from which a call is faster fused."""
+    long = machine.arch == 90 and problem.k >= LONG_K
+    return 2 * FUSED_MIN_TOKENS if long else FUSED_MIN_TOKENS
+
+
 def _fused_obstacle(machine: Machine, problem: Problem) -> str:
     if machine.arch is None:
         return "fused kernels need a GPU"
@@ -164,6 +186,18 @@ def _fused_obstacle(machine: Machine, problem: Problem) -> str:
         return f"this version has no fused kernel for sm_{machine.arch}"
     if not machine.symmetric:
         return "symmetric memory could not be mapped"
+    return strategy_obstacle(machine)
+
+
+def strategy_obstacle(machine: Machine) -> str:
+    """Why fused kernels cannot exchange as they are to; empty if they can."""
+    if machine.strategy is Strategy.PUSH:
+        return ""
+    if machine.arch not in machine.multicast_archs:
+        arch = "a CPU" if machine.arch is None else f"sm_{machine.arch}"
+        return f"this version has no kernel for {arch} that reads through multicast"
+    if machine.world_size > 1 and not machine.multicast:
+        return "symmetric memory has no multicast address on some rank"
     return ""
 
 
@@ -196,6 +230,9 @@ def _decision(
 def _gemm(path: Path, machine: Machine, problem: Problem) -> Gemm:
     if path is Path.HOST:
         return Gemm.HOST
+    if problem.packed and machine.arch == 90 and machine.arch in machine.fused_archs:
+        # The library would have to be given a BF16 copy, made anew for each call.
+        return Gemm.SM90_FP8
     if path is Path.FUSED:
         return Gemm.FUSED_SM90 if machine.arch == 90 else Gemm.FUSED_SM100
     if problem.kind is WeightKind.MXFP8 and machine.arch in BLOCK_SCALED_ARCHS and not machine.emulated:
@@ -207,7 +244,7 @@ def _exchange(path: Path, machine: Machine) -> Exchange:
     if machine.world_size == 1:
         return Exchange.NONE
     if path is Path.FUSED:
-        return Exchange.PUSH
+        return Exchange.PUSH if machine.strategy is Strategy.PUSH else Exchange.MULTICAST
     if path is Path.UNFUSED and machine.symmetric and machine.arch in machine.fused_archs:
         return Exchange.PUSH_AFTER
     if path is Path.UNFUSED and machine.process_group:

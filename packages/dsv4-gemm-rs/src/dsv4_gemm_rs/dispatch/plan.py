@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsv4_symm_mem.protocol.layout import Strategy
 from dsv4_symm_mem.protocol.tiles import TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
 
-from dsv4_gemm_rs.dispatch.costs import choose, grouping
+from dsv4_gemm_rs.dispatch.costs import choose, grouping, wave_rows
 from dsv4_gemm_rs.dispatch.decide import BLOCK_SCALED_ARCHS, Machine, Problem
 from dsv4_gemm_rs.dispatch.rates import rates_of
 from dsv4_gemm_rs.kernels.families import Operand, TileConfig, members, operand_of
@@ -31,14 +32,18 @@ class LaunchPlan:
         grid: CTAs, all resident at once; a multiple of the configuration's cluster.
         group_rows: Position rows per owner in a group, see `Schedule`.
         lag: Groups by which own tiles trail.
+        wave_rows: Rows of a group for the stand-alone reduce-scatter, whose waves need no operands.
         signature: What all ranks of the call must agree on, see `call_signature`.
+        gathered: Whether the kernel performs a whole all-reduce.
     """
 
     config: TileConfig
     grid: int
     group_rows: int
     lag: int
+    wave_rows: int
     signature: int
+    gathered: bool = False
 
     @property
     def shape(self) -> TileShape:
@@ -46,30 +51,44 @@ class LaunchPlan:
         return TileShape(self.config.tile_m, self.config.tile_n)
 
 
-def operand_for(arch: int | None, kind: WeightKind) -> Operand:
-    """What the fused kernel of `arch` multiplies for operands of `kind`: BF16 where it knows no scales."""
-    scaled = kind is WeightKind.MXFP8 and arch in BLOCK_SCALED_ARCHS
-    return Operand.MXFP8 if scaled else Operand.BF16
+def operand_for(arch: int | None, kind: WeightKind, *, packed: bool = False) -> Operand:
+    """What the fused kernel of `arch` multiplies for operands of `kind`: BF16 where it knows no scales.
+
+    `packed` tells that the weight is kept packed, which counts there alone.
+    """
+    if arch in BLOCK_SCALED_ARCHS:
+        return Operand.MXFP8 if kind is WeightKind.MXFP8 else Operand.BF16
+    return Operand.FP8_WEIGHT if packed else Operand.BF16
 
 
-def plan_launch(machine: Machine, problem: Problem) -> LaunchPlan:
-    """The plan of a call on a machine with a fused kernel."""
-    operand = operand_for(machine.arch, problem.kind)
+def operation_of(strategy: Strategy, *, gathered: bool) -> Operation:
+    """What a fused kernel performs, for its flags; `gathered` for a whole all-reduce in one launch."""
+    if strategy is Strategy.PUSH:
+        return Operation.REDUCE_SCATTER
+    return Operation.MULTICAST_ALL_REDUCE if gathered else Operation.MULTICAST_REDUCE_SCATTER
+
+
+def plan_launch(machine: Machine, problem: Problem, *, gathered: bool = False) -> LaunchPlan:
+    """The plan of a call on a machine with a fused kernel; `gathered` for an all-reduce by that kernel."""
+    operand = operand_for(machine.arch, problem.kind, packed=problem.packed)
     config = choose(
         rates_of(machine.arch, operand),
-        members(machine.arch, operand),
+        members(machine.arch, operand, machine.strategy),
         problem.m,
         problem.n,
         problem.k,
         machine.world_size,
         machine.multiprocessors,
     )
-    return plan_with(config, machine, problem)
+    return plan_with(config, machine, problem, gathered=gathered)
 
 
-def plan_with(config: TileConfig, machine: Machine, problem: Problem) -> LaunchPlan:
+def plan_with(
+    config: TileConfig, machine: Machine, problem: Problem, *, gathered: bool = False
+) -> LaunchPlan:
     """The plan of a call in tiles of `config`, whichever the best are."""
     m, n = problem.m, problem.n
+    operation = operation_of(machine.strategy, gathered=gathered)
     workers = machine.multiprocessors // config.cluster
     rates = rates_of(machine.arch, operand_of(config))
     groups = grouping(rates, config, n, problem.k, machine.world_size, workers)
@@ -78,5 +97,7 @@ def plan_with(config: TileConfig, machine: Machine, problem: Problem) -> LaunchP
         grid=workers * config.cluster,
         group_rows=groups.rows,
         lag=groups.lag,
-        signature=call_signature(Operation.REDUCE_SCATTER, m, n, config.tile_m, config.tile_n),
+        wave_rows=wave_rows(config, n, machine.world_size, workers),
+        signature=call_signature(operation, m, n, config.tile_m, config.tile_n),
+        gathered=gathered,
     )

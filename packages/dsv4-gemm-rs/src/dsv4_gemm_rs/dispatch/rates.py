@@ -5,6 +5,10 @@
 8192 and K = 1024 to 4096, CUDA graphs, medians; the tests hold the model against them. Its link is what
 pushes between two H200s reach, both ways at once (docs/results/h200_link.json).
 
+`SM90_FP8` is one too, of the kernel for weights kept in FP8. Converting them takes a k step 0.3 us whatever
+the tile's tokens. It was measured when own tiles left by ordinary stores, and an epilogue had no other tile's
+products beside it; now that the copy engine takes them, epilogues should be shorter than this says.
+
 `SM100_MXFP8` and `SM100_BF16` are assumptions until somebody measures: no SM100 GPU was at hand.
   * multiplying: 3172 TFLOP/s of MXFP8 and 1722 of BF16 on 148 SMs, "realistic" rates that a B200 was measured
     to reach (gau-nernst, gn-kernels).
@@ -12,6 +16,9 @@ pushes between two H200s reach, both ways at once (docs/results/h200_link.json).
     every byte written once and read once) would allow a third more.
   * link: 670 GB/s, 74 % of the data sheet's 900, what bulk copies between B200s were measured to reach
     (ParallelKittens, arXiv 2511.13940).
+  * sums read through multicast: 680 GB/s, the slope of a published kernel that reads them on four B200s
+    (vLLM's, 16.25 ns a row of N = 5120, less its quantiser's share). SM90's, 75 % of the data sheet, is not
+    used.
   * epilogue, launch and latency: as measured on the H200.
 With the first two the model puts a product of N = 6144, K = 1536 at 21.5, 35.6 and 59.1 us for M = 2048, 4096
 and 8192, where FlashInfer's on a B200 was published with 17.9 to 19.3, 31.1 and 57.9 to 60.8 (vLLM #46393;
@@ -46,6 +53,9 @@ class Rates:
         cluster_launch_us: On top of it where CTAs form clusters.
         link_bytes_per_us: Of one rank's link, outwards.
         link_latency_us: From the end of a transfer until an own tile may be added to.
+        publish_us: From a tile's last byte until its CTA sends the next: it waits until the tile is complete
+            at the peer, and raises the flag.
+        multicast_bytes_per_us: What a rank sends where others read sums through multicast.
     """
 
     stage_k: int
@@ -62,6 +72,8 @@ class Rates:
     cluster_launch_us: float
     link_bytes_per_us: float
     link_latency_us: float
+    publish_us: float
+    multicast_bytes_per_us: float
 
 
 SM90 = Rates(
@@ -79,6 +91,18 @@ SM90 = Rates(
     cluster_launch_us=1.6,
     link_bytes_per_us=357_000.0,
     link_latency_us=3.0,
+    publish_us=2.0,
+    multicast_bytes_per_us=0.75 * 450_000.0,
+)
+
+SM90_FP8 = replace(
+    SM90,
+    step_us=0.3,
+    multiply_us=1.3e-5,
+    epilogue_us=0.9,
+    epilogue_us_per_element=5e-5,
+    overlapped=False,
+    lone=1.0,
 )
 
 SM100_MXFP8 = replace(
@@ -92,6 +116,7 @@ SM100_MXFP8 = replace(
     lone=1.0,
     launch_us=4.5,
     link_bytes_per_us=670_000.0,
+    multicast_bytes_per_us=680_000.0,
 )
 
 SM100_BF16 = replace(SM100_MXFP8, stage_k=64, multiply_us=2 * 64 * _B200_SMS / 1722e6)
@@ -101,7 +126,7 @@ def rates_of(arch: int | None, operand: Operand) -> Rates:
     """The inputs for a kernel on GPUs of `arch`; those of SM90 where there is none."""
     if arch in (100, 103):
         return SM100_MXFP8 if operand is Operand.MXFP8 else SM100_BF16
-    return SM90
+    return SM90_FP8 if operand is Operand.FP8_WEIGHT else SM90
 
 
 def link_rate_of(arch: int | None) -> float:

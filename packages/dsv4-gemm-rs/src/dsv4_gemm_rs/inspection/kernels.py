@@ -20,8 +20,9 @@ from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BLOCK_ROWS
 
 from dsv4_gemm_rs.inspection.listing import Listing, listing_of_ptx, listing_of_sass
 from dsv4_gemm_rs.inspection.machine_code import disassemble, disassembler, resources_of
-from dsv4_gemm_rs.kernels.families import TileConfig, operand_of
+from dsv4_gemm_rs.kernels.families import Strategy, TileConfig, operand_of, strategy_of
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig as Sm90Config
+from dsv4_gemm_rs.kernels.sm90.swapped_config import SwappedConfig
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig as Sm100Config
 
 MULTIPLY = {"sass": r"UTC[HQO]MMA|HGMMA", "ptx": r"tcgen05\.mma|wgmma\.mma_async"}
@@ -63,6 +64,10 @@ def _kernel(config: TileConfig) -> tuple[Any, tuple[Any, ...]]:
         from dsv4_gemm_rs.kernels.sm100 import kernel as sm100
 
         return sm100.GemmReduceScatter(config), sm100.example_arguments()
+    if isinstance(config, SwappedConfig):
+        from dsv4_gemm_rs.kernels.sm90 import swapped_kernel as swapped
+
+        return swapped.SwappedGemmReduceScatter(config), swapped.example_arguments()
     if isinstance(config, Sm90Config):
         from dsv4_gemm_rs.kernels.sm90 import kernel as sm90
 
@@ -83,6 +88,7 @@ def inspect_kernel(config: TileConfig, arch: str, m: int, n: int, world_size: in
         "arch": arch,
         "operand": operand_of(config).value,
         "tile": f"{config.tile_m * config.cluster}x{config.tile_n}",
+        "exchange": strategy_of(config).value,
         "cluster": config.cluster,
         "registers": resources.registers,
         "stack_bytes": resources.stack_bytes,
@@ -99,7 +105,7 @@ def inspect_kernel(config: TileConfig, arch: str, m: int, n: int, world_size: in
 
 
 def _ring(config: TileConfig) -> dict[str, int]:
-    if not isinstance(config, (Sm90Config, Sm100Config)):
+    if not isinstance(config, (Sm90Config, SwappedConfig, Sm100Config)):
         raise TypeError(f"no kernel has the configuration {config!r}")
     return {
         "threads": config.threads,
@@ -131,10 +137,16 @@ def _loop(codes: Counter[str] | None) -> dict[str, Any] | None:
 
 
 def sent_bytes(config: TileConfig, m: int, n: int, world_size: int) -> dict[str, int]:
-    """Bytes that rank 0 sends in a call: partials, in whole blocks of a slot, and flags."""
+    """Bytes that rank 0 sends in a reduce-scatter: partials, in whole blocks of a slot, and flags.
+
+    Where sums are read through multicast its partial of its own rows crosses the link as well.
+    """
     pieces = ceil_div(n, BLOCK_COLUMNS)
     columns = ceil_div(n, config.tile_n)
     data = tiles = tokens = 0
+    if strategy_of(config) is Strategy.MULTICAST and world_size > 1:
+        own = len(shard_rows(m, world_size, 0))
+        data = ceil_div(own, BLOCK_ROWS) * BLOCK_ROWS * pieces * BLOCK_COLUMNS * 2
     for rows in _remote_rows(m, world_size):
         data += ceil_div(rows, BLOCK_ROWS) * BLOCK_ROWS * pieces * BLOCK_COLUMNS * 2
         tiles += ceil_div(rows, config.tile_m) * columns

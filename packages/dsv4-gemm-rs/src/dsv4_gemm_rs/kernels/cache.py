@@ -13,8 +13,9 @@ import torch
 from dsv4_symm_mem.collectives.cuda import all_gather_kernel, reduce_scatter_kernel
 from dsv4_symm_mem.compiled import Kernel, compiled, gpu_arch
 
-from dsv4_gemm_rs.kernels.families import FAMILIES, TileConfig, family_of
+from dsv4_gemm_rs.kernels.families import FAMILIES, Strategy, TileConfig, family_of
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig as Sm90Config
+from dsv4_gemm_rs.kernels.sm90.swapped_config import SwappedConfig
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig as Sm100Config
 from dsv4_gemm_rs.quantize.layout import ScaleLayout
 
@@ -32,13 +33,19 @@ def gemm_reduce_scatter_kernel(config: TileConfig) -> Kernel:
             from dsv4_gemm_rs.kernels.sm90 import kernel as sm90
 
             return cute.compile(sm90.GemmReduceScatter(config), *sm90.example_arguments(), options=options)
+        if isinstance(config, SwappedConfig):
+            from dsv4_gemm_rs.kernels.sm90 import swapped_kernel as swapped
+
+            made = swapped.SwappedGemmReduceScatter(config)
+            return cute.compile(made, *swapped.example_arguments(), options=options)
         if isinstance(config, Sm100Config):
             from dsv4_gemm_rs.kernels.sm100 import kernel as sm100
 
             return cute.compile(sm100.GemmReduceScatter(config), *sm100.example_arguments(), options=options)
         raise TypeError(f"no kernel has the configuration {config!r}")
 
-    name = "gemm_rs_sm100" if isinstance(config, Sm100Config) else "gemm_rs_sm90"
+    names = {Sm100Config: "gemm_rs_sm100", SwappedConfig: "gemm_rs_sm90_fp8"}
+    name = names.get(type(config), "gemm_rs_sm90")
     return compiled((name, config), build, "dsv4_gemm_rs")
 
 
@@ -59,13 +66,13 @@ def quantizer_kernel(dtype: torch.dtype, layout: ScaleLayout | None) -> Kernel:
     return compiled(("quantize", str(dtype), output), build, "dsv4_gemm_rs")
 
 
-def kernels_of(arch: str) -> list[Kernel]:
+def kernels_of(arch: str, strategy: Strategy = Strategy.PUSH) -> list[Kernel]:
     """Every kernel that a workspace on GPUs of `arch`, such as "sm_90a", makes ready at its creation."""
     by_name = {gpu_arch(divmod(each, 10)): each for each in FAMILIES}
     return [
         quantizer_kernel(torch.bfloat16, None),
         quantizer_kernel(torch.bfloat16, ScaleLayout.SWIZZLED),
-        *(gemm_reduce_scatter_kernel(config) for config in family_of(by_name.get(arch))),
+        *(gemm_reduce_scatter_kernel(config) for config in family_of(by_name.get(arch), strategy)),
         *(reduce_scatter_kernel(dtype) for dtype in PARTIALS),
         all_gather_kernel(),
     ]

@@ -92,6 +92,6 @@ def pulled_us(inputs: Inputs, config: TileConfig, call: Call) -> float:
     for first in range(0, tiles, workers):
         busy = min(workers, tiles - first)
         multiplied += ceil_div(call.k, rates.stage_k) * k_step_us(rates, config, busy / workers)
-        sent = call.partial_bytes * busy / tiles / inputs.multicast_bytes_per_us
+        sent = call.partial_bytes * busy / tiles / rates.multicast_bytes_per_us
         link = max(link, multiplied + epilogue) + sent
     return quantise_us(inputs, call) + link + rates.link_latency_us + inputs.barrier_us

@@ -3,7 +3,8 @@
 
 Contract: one set of inputs for a machine serves every kind of call, ours and others'. None is fitted to a
 result of ours. Of the B200's, one is read off a result that the model is later compared with (the multicast
-rate, off the published kernel's slope), which our calls do not use; the comparison says so.
+rate, off the published kernel's slope), which our calls use only where they are asked to read sums through
+multicast; the comparison says so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ class Inputs:
         quantise_bytes_per_us: What it reads and writes on top of that.
         collective_us: A library reduce-scatter's time whatever it does.
         collective_bytes_per_us: What it sends on top of that.
-        multicast_bytes_per_us: What a rank sends where others read sums through multicast.
         barrier_us: One round trip of flags between ranks.
     """
 
@@ -34,7 +34,6 @@ class Inputs:
     quantise_bytes_per_us: float
     collective_us: float
     collective_bytes_per_us: float
-    multicast_bytes_per_us: float
     barrier_us: float
 
     def scaled(self, name: str, factor: float) -> Inputs:
@@ -60,10 +59,9 @@ H200 = Inputs(
     quantise_bytes_per_us=3.7e6,
     collective_us=15.0,
     collective_bytes_per_us=210_000.0,
-    multicast_bytes_per_us=0.75 * _H200_NVLINK,
     barrier_us=2.4,
 )
-"""Measured on two H200s (docs/results), but for the multicast, which is never used there."""
+"""Measured on two H200s (docs/results)."""
 
 B200 = Inputs(
     rates=SM100_MXFP8,
@@ -72,7 +70,6 @@ B200 = Inputs(
     quantise_bytes_per_us=H200.quantise_bytes_per_us * _B200_MEMORY / _H200_MEMORY,
     collective_us=H200.collective_us,
     collective_bytes_per_us=H200.collective_bytes_per_us * _B200_NVLINK / _H200_NVLINK,
-    multicast_bytes_per_us=680_000.0,
     barrier_us=H200.barrier_us,
 )
 
@@ -85,11 +82,12 @@ SOURCES = {
     "cluster_launch_us": "measured on an H200; assumed",
     "link_bytes_per_us": "74 % of the data sheet's 900 GB/s, bulk copies, ParallelKittens (arXiv 2511.13940)",
     "link_latency_us": "measured on H200s; assumed",
+    "publish_us": "measured on H200s; assumed",
     "quantise_us": "measured on an H200; assumed",
     "quantise_bytes_per_us": "the share of the memory's rate that the quantiser reaches on an H200 (77 %)",
     "collective_us": "NCCL on two H200s; assumed",
     "collective_bytes_per_us": "the share of the link's rate that NCCL reaches on two H200s (47 %)",
-    "multicast_bytes_per_us": "off the published kernel's own slope; our calls do not use it",
+    "multicast_bytes_per_us": "off the published kernel's own slope; calls that push do not use it",
     "barrier_us": "a round trip of flags between two H200s; assumed",
 }
 """Of `B200`, by input."""

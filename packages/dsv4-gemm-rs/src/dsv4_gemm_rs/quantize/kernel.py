@@ -37,6 +37,7 @@ grid.
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -209,11 +210,15 @@ def quantize_kernel(
     across_log2: Int32,
     dtype: cutlass.Constexpr,
     layout: cutlass.Constexpr,
+    announces: cutlass.Constexpr,
 ) -> None:
     """Quantise one CTA's strips; arguments as in `launch_grid`, grid from `grid`."""
     element_bytes = dtype.itemsize
     words = PER_LANE * element_bytes // 4
 
+    if cutlass.const_expr(announces):
+        # Every CTA runs by then, or has ended: nothing that begins early can take the place of one.
+        cute.arch.griddepcontrol_launch_dependents()
     thread, _, _ = cute.arch.thread_idx()
     cta_m, cta_k, _ = cute.arch.block_idx()
     lane = thread % STRIP_LANES
@@ -299,6 +304,7 @@ def launch_grid(
     stream: cuda.CUstream,
     dtype: cutlass.Constexpr,
     layout: cutlass.Constexpr,
+    announces: cutlass.Constexpr,
 ) -> None:
     """Launch the kernel.
 
@@ -318,10 +324,12 @@ def launch_grid(
         stream: Stream handle.
         dtype: torch dtype of x.
         layout: Layout of the scales; None for a round trip.
+        announces: Let a launch with the attribute for it begin when all CTAs run.
     """
-    quantize_kernel(
-        x, data, scale, rows, scale_rows, blocks, row_bytes, aligned, round_up, across_log2, dtype, layout
-    ).launch(grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), stream=stream)
+    numbers = (rows, scale_rows, blocks, row_bytes, aligned, round_up, across_log2)
+    quantize_kernel(x, data, scale, *numbers, dtype, layout, announces).launch(
+        grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), stream=stream
+    )
 
 
 def compile_kernel(arch: str, dtype: torch.dtype, layout: ScaleLayout | None, *, options: str = "") -> Any:
@@ -358,8 +366,19 @@ def compile_launch(dtype: torch.dtype, layout: ScaleLayout | None, options: str)
         make_fake_stream(),
         dtype,
         layout,
+        announces_itself(layout, options),
         options=options,
     )
+
+
+def announces_itself(layout: ScaleLayout | None, options: str) -> bool:
+    """Whether a kernel that takes these scales may begin while the quantiser runs (`kernels.sm100.overlap`).
+
+    That is the SM100 kernel, whose scales are swizzled. The instruction exists from SM90 on, the quantiser
+    from capability 8.9 on.
+    """
+    arch = re.search(r"--gpu-arch sm_(\d+)", options)
+    return layout is ScaleLayout.SWIZZLED and (arch is None or int(arch[1]) >= 90)
 
 
 _Compiled = Callable[..., None]

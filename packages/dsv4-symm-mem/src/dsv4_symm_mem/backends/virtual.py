@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from dsv4_symm_mem.accelerator import Accelerator, Emulation
+from dsv4_symm_mem.accelerator import Accelerator, Emulation, MulticastRange
 from dsv4_symm_mem.backends.base import MappedMemory
 from dsv4_symm_mem.communicator import Communicator
 from dsv4_symm_mem.errors import ArgumentError, GroupError, UnsupportedError
@@ -154,6 +154,7 @@ class VirtualBackend:
             raise UnsupportedError("the virtual back end needs a rank of a VirtualGroup as its group")
         self._communicator = communicator
         self._local: torch.Tensor | None = None
+        self._multicast: MulticastRange | None = None
 
     def allocate(self, nbytes: int) -> None:
         """Allocate `nbytes` of zeros, aligned to 128 bytes."""
@@ -167,13 +168,22 @@ class VirtualBackend:
             self._communicator.accelerator.share(self._local)
 
     def map(self) -> MappedMemory:
-        """Collect every rank's buffer."""
+        """Collect every rank's buffer; emulated devices also have multicast addresses of them."""
         peers = tuple(self._communicator.all_gather(cast(torch.Tensor, self._local)))
-        reason = "virtual ranks share one device, and multicast needs several"
-        return MappedMemory(peers, tuple(peer.data_ptr() for peer in peers), 0, reason)
+        multicast, reason = 0, "virtual ranks share one device, and multicast needs several"
+        emulation = self._communicator.group.emulation
+        if emulation is not None:
+            if self._communicator.rank == 0:
+                self._multicast = emulation.map_multicast(peers)
+            mapped = self._communicator.all_gather(self._multicast)[0]
+            multicast, reason = cast(MulticastRange, mapped).address, ""
+        return MappedMemory(peers, tuple(peer.data_ptr() for peer in peers), multicast, reason)
 
     def release(self) -> None:
         """Drop the buffer."""
+        if self._multicast is not None:
+            self._multicast.close()
+            self._multicast = None
         if self._local is not None and self._communicator.accelerator is not None:
             self._communicator.accelerator.unshare(self._local)
         self._local = None

@@ -8,7 +8,14 @@ for sm_90a and sm_100a. Importing this package imports CuTe DSL; nothing else of
 from __future__ import annotations
 
 from dsv4_symm_mem.device.address import global_pointer
-from dsv4_symm_mem.device.bulk import bulk_commit, bulk_load, bulk_store, bulk_wait, bulk_wait_read
+from dsv4_symm_mem.device.bulk import (
+    bulk_commit,
+    bulk_load,
+    bulk_prefetch,
+    bulk_store,
+    bulk_wait,
+    bulk_wait_read,
+)
 from dsv4_symm_mem.device.clock import deadline_after, globaltimer, nanosleep, smid
 from dsv4_symm_mem.device.fences import (
     fence_acq_rel_sys,
@@ -61,6 +68,7 @@ __all__ = [
     "arrive_ticket",
     "bulk_commit",
     "bulk_load",
+    "bulk_prefetch",
     "bulk_store",
     "bulk_wait",
     "bulk_wait_read",

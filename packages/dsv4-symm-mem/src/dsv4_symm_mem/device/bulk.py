@@ -87,6 +87,21 @@ def bulk_wait_read(pending: int, *, loc: Any = None, ip: Any = None) -> None:
 
 
 @dsl_user_op
+def bulk_prefetch(address: Int64, size: Int32, *, loc: Any = None, ip: Any = None) -> None:
+    """Start bringing `size` bytes at global `address`, both multiples of 16, into L2; orders nothing.
+
+    PTX, sm_90a and sm_100a: `cp.async.bulk.prefetch.L2.global [a], n;` (ISA section
+    "cp.async.bulk.prefetch"). To be issued by one thread.
+    """
+    cute.arch.inline_ptx(
+        "cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};",
+        read_only_args=[address, size],
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
 def bulk_load(
     target: Int32, address: Int64, size: Int32, barrier: Int32, *, loc: Any = None, ip: Any = None
 ) -> None:

@@ -218,12 +218,18 @@ def wait_for_peers(exchange: Exchange, tile: Int32, deadline: Int64) -> tuple[Bo
 
 @cute.jit
 def wait_for_sources(
-    exchange: Constexpr[Exchange], first: Int32, last: Int32, tile: Int32, deadline: Int64
+    exchange: Constexpr[Exchange],
+    first: Int32,
+    last: Int32,
+    tile: Int32,
+    deadline: Int64,
+    own: Constexpr[bool] = False,
 ) -> tuple[Boolean, Int64]:
     """Wait, as one whole warp, until the peers among ranks [first, last) have raised flag `tile` here.
 
-    Lanes take the sources in turn. `deadline` is what the warp's previous wait returned, at first 0, so one
-    deadline covers all of its waits, counted from the first.
+    With `own`, the rank itself as well, which raises flags at itself in multicast calls. Lanes take the
+    sources in turn. `deadline` is what the warp's previous wait returned, at first 0, so one deadline covers
+    all of its waits, counted from the first.
 
     Returns whether the call was aborted, and the deadline. If not aborted, what the peers stored before
     raising is visible to the whole warp.
@@ -233,7 +239,10 @@ def wait_for_sources(
     failed = Int32(0)
     source = first + cute.arch.lane_idx()
     while source < last:
-        if source != exchange.rank and failed == 0:
+        awaited = source != exchange.rank
+        if cutlass.const_expr(own):
+            awaited = Boolean(True)
+        if awaited and failed == 0:
             status, seen, polls = wait_signal(
                 exchange.own_base + flag_offset(exchange, source, tile),
                 exchange.signal,

@@ -47,6 +47,7 @@ class LaunchExchange:
     Attributes:
         staging: Address of the words of `protocol.pacing`, behind which the staging memory begins.
         pacing: Those words.
+        multicast: Multicast address of the block, or 0.
         memory: What kernels touch of the exchange beside the block, for `Kernel`.
     """
 
@@ -73,7 +74,8 @@ class LaunchExchange:
         self.pacing = self._staging[:PACING_BYTES].view(torch.int64)
         self.pacing[DURATION_OFFSET // WORD_BYTES] = block_duration(link_bytes_per_us)
         self.staging = self._staging.data_ptr()
-        self.memory = (self._bases, self._report, self._staging)
+        self.multicast = block.multicast_pointer
+        self.memory: tuple[torch.Tensor, ...] = (self._bases, self._report, self._staging)
         self._control = block.local[:CONTROL_BYTES].view(torch.int64)
         self._fixed = (
             block.pointers[rank],
@@ -88,12 +90,15 @@ class LaunchExchange:
         )
 
     @classmethod
-    def scratch(cls, device: torch.device) -> LaunchExchange:
-        """An exchange of one rank with itself, for launches that are to load a kernel and do nothing."""
+    def scratch(cls, device: torch.device, accelerator: Accelerator | None = None) -> LaunchExchange:
+        """An exchange of one rank with itself, for launches that load a kernel, or that exchange nothing."""
         layout = ExchangeLayout(1, 0, 0)
         memory = torch.zeros(layout.total_bytes, dtype=torch.uint8, device=device)
         block = SymmetricTensor("scratch", 0, memory, (memory,), (memory.data_ptr(),), 0)
-        return cls(layout, block, 0, 0.0)
+        made = cls(layout, block, 0, 0.0, accelerator)
+        # No arena has told anybody of it.
+        made.memory = (*made.memory, memory)
+        return made
 
     def stream(self) -> Stream:
         """Where a launch goes now."""

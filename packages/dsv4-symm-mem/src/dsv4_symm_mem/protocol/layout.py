@@ -4,11 +4,19 @@
     control   epoch, ticket, abort, diagnosis: one 128-byte line each
     flags     [bank 2][source P][max_tiles + 1] int64; the last word of a row is the source's token
     slots     [bank 2][slot P-1] regions of `slot_bytes`
+    more      [bank 2] one more region, where partials may stay with their source
 
 A flag row and a slot have one writer each, their source. A rank never sends to itself, so a rank keeps
 P-1 slots; source s lies in slot (s - rank - 1) mod P of its receiver. Inside a slot, tile t of the
 receiver's shard occupies `tile_m * tile_n` BF16 elements from element `t * tile_m * tile_n` on, whole even
 at the shard's edge, so every transfer is one dense burst and its address needs no division.
+
+Where owners may read sums through multicast, a bank has P regions: region o < P-1 of bank b is slot o of that
+bank, and region P-1 its region of `more`. In a multicast call, region o of a rank's own bank holds the rank's
+whole partial of owner o's shard, so it lies at the same offset on every rank, as a multicast address needs.
+A call makes of a bank what it likes: no rank begins it before all have ended the call that had the bank last
+(`protocol.model`, `shared_banks`). The owner's sums of an all-reduce come back over the partials, unit by
+unit (`slots.UNIT_BYTES`); their flags follow the token in the owner's row.
 
 A rank's rows are cut into tiles from the first row of its own shard (see `shard_rows`), so no tile has two
 owners.
@@ -16,9 +24,11 @@ owners.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import ArgumentError
+from dsv4_symm_mem.protocol.slots import UNIT_BYTES
 from dsv4_symm_mem.protocol.words import MAX_WORLD_SIZE
 
 LINE_BYTES = 128
@@ -38,6 +48,15 @@ DIAGNOSIS_WORDS = 6
 DIAGNOSIS_LOCK_OFFSET = DIAGNOSIS_OFFSET + DIAGNOSIS_WORDS * WORD_BYTES
 """Held, as 1, by the worker that writes the line: several of a rank may give up at once."""
 CONTROL_BYTES = 4 * LINE_BYTES
+
+
+class Strategy(enum.StrEnum):
+    """How partials reach their owner."""
+
+    PUSH = "push"
+    """They are stored into the owner's slots."""
+    MULTICAST = "multicast"
+    """They stay with their source; the owner reads their sum through NVLink multicast."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -70,11 +89,13 @@ class ExchangeLayout:
         world_size: Number of ranks P, 1 to 128.
         max_tiles: Most tiles that one rank's shard is ever cut into.
         slot_bytes: Capacity of one slot in bytes, a multiple of 128.
+        strategy: `MULTICAST` for a block in which partials may also stay with their source.
     """
 
     world_size: int
     max_tiles: int
     slot_bytes: int
+    strategy: Strategy = Strategy.PUSH
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_WORLD_SIZE:
@@ -86,8 +107,13 @@ class ExchangeLayout:
 
     @property
     def flag_row_bytes(self) -> int:
-        """Bytes of one source's flags in one bank, its token included."""
-        return align_up((self.max_tiles + 1) * WORD_BYTES, LINE_BYTES)
+        """Bytes of one source's flags in one bank, its token and the flags of its sums included."""
+        return align_up((self.max_tiles + 1 + self.sum_flags) * WORD_BYTES, LINE_BYTES)
+
+    @property
+    def sum_flags(self) -> int:
+        """Flags of an owner's sums: one for each unit that a slot holds, none where nothing comes back."""
+        return ceil_div(self.slot_bytes, UNIT_BYTES) if self.strategy is Strategy.MULTICAST else 0
 
     @property
     def flags_offset(self) -> int:
@@ -102,7 +128,8 @@ class ExchangeLayout:
     @property
     def total_bytes(self) -> int:
         """Bytes of the whole block."""
-        return self.slots_offset + BANKS * (self.world_size - 1) * self.slot_bytes
+        regions = self.world_size if self.strategy is Strategy.MULTICAST else self.world_size - 1
+        return self.slots_offset + BANKS * regions * self.slot_bytes
 
     @property
     def token_index(self) -> int:
@@ -122,3 +149,13 @@ class ExchangeLayout:
         """First byte, in `owner`'s block, of the slot for `source`."""
         index = bank * (self.world_size - 1) + self.slot_index(owner, source)
         return self.slots_offset + index * self.slot_bytes
+
+    def partial_offset(self, bank: int, owner: int) -> int:
+        """First byte, in every rank's block, of its partial of `owner`'s shard in a multicast call."""
+        others = self.world_size - 1
+        index = bank * others + owner if owner < others else BANKS * others + bank
+        return self.slots_offset + index * self.slot_bytes
+
+    def sum_flag_index(self, unit: int) -> int:
+        """The index that `flag_offset` takes for the flag of an owner's sum number `unit`."""
+        return self.token_index + 1 + unit

@@ -25,6 +25,8 @@ BLOCK_ROWS = 8
 BLOCK_COLUMNS = 32
 BLOCK_ELEMENTS = BLOCK_ROWS * BLOCK_COLUMNS
 BLOCK_BYTES = 2 * BLOCK_ELEMENTS
+UNIT_BYTES = 16 * BLOCK_BYTES
+"""What one warp reads at a time where sums are read through multicast: 16 bytes a lane and block."""
 STAGED_TILES = 2
 """Tiles that a CTA may have finished and not yet sent, see `device.forward`."""
 BOUNCES = 3
@@ -35,6 +37,16 @@ def element_offset(tile_m: int, row: int, column: int) -> int:
     """Elements from a tile's start in its slot to (row, column); `tile_m` a multiple of 8."""
     block = (column // BLOCK_COLUMNS) * (tile_m // BLOCK_ROWS) + row // BLOCK_ROWS
     return block * BLOCK_ELEMENTS + (row % BLOCK_ROWS) * BLOCK_COLUMNS + column % BLOCK_COLUMNS
+
+
+def unit_rows(tile_n: int) -> int:
+    """Rows of blocks that a unit has, over all of the tile's columns."""
+    return max(UNIT_BYTES // BLOCK_BYTES // (tile_n // BLOCK_COLUMNS), 1)
+
+
+def units_of(tile_m: int, tile_n: int) -> int:
+    """Units of a tile, from the top down."""
+    return -(-tile_m // (BLOCK_ROWS * unit_rows(tile_n)))
 
 
 def read_tile(slot_tile: torch.Tensor, tile_m: int, tile_n: int) -> torch.Tensor:

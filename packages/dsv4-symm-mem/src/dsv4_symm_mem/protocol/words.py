@@ -45,6 +45,10 @@ class Operation(enum.IntEnum):
     REDUCE_SCATTER = 1
     ALL_REDUCE = 2
     ALL_GATHER = 3
+    MULTICAST_REDUCE_SCATTER = 4
+    """Partials stay with their source; owners read sums through multicast."""
+    MULTICAST_ALL_REDUCE = 5
+    """The same, and owners write the sums back through multicast."""
 
 
 class AbortKind(enum.IntEnum):
@@ -53,6 +57,10 @@ class AbortKind(enum.IntEnum):
     TIMEOUT = 1
     MISMATCH = 2
     FAILED = 3
+
+
+MULTICAST = frozenset({Operation.MULTICAST_REDUCE_SCATTER, Operation.MULTICAST_ALL_REDUCE})
+"""Operations of which owners read sums through multicast."""
 
 
 def call_signature(operation: Operation, m: int, n: int, tile_m: int, tile_n: int) -> int:

@@ -16,16 +16,21 @@ MMAs of one shape into one accumulator among themselves, but no MMA before a lat
 9.7.18.6.2). With columns for each stage the stage's own barriers give the order: its MMAs are
 committed to `empty`, the producers wait for that before they complete `full`, and the copy waits for `full`.
 
+The exchange is a constant of the kernel, too (`protocol.layout.Strategy`). Where sums are read through
+multicast there are no pieces of peers' tiles and nothing is staged, so shared memory holds more stages, and
+`READERS` warps take the place of the one that loads peers' pieces.
+
 Two accumulators of 256 columns leave no room for scales, so they share `OVERLAP` columns: the epilogue drains
 these first, in both, and hands them back at once; the next tile's MMA then starts while the rest is drained.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dsv4_symm_mem.errors import ArgumentError
+from dsv4_symm_mem.protocol.layout import Strategy
 from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BOUNCES, STAGED_TILES
 
 TILE_M = 128
@@ -54,6 +59,10 @@ PIECE_BYTES = TILE_M * BLOCK_COLUMNS * 2
 EPILOGUE_WARPS = 4
 WARPS = EPILOGUE_WARPS + 6
 """The epilogue's, and one each for operands, scales, multiplying, peers' pieces, forwarding and tidying."""
+READERS = 4
+"""Warps that read sums through multicast: enough for the loads in flight that a link's latency wants."""
+GATHERERS = 2
+"""Those of them that copy the peers' sums, in an all-reduce."""
 
 
 class Operand(StrEnum):
@@ -61,6 +70,8 @@ class Operand(StrEnum):
 
     MXFP8 = "mxfp8"
     BF16 = "bf16"
+    FP8_WEIGHT = "fp8-weight"
+    """BF16 A and packed W (`dsv4_gemm_rs.packing`), where tensor cores take no block scales."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +83,14 @@ class KernelConfig:
         tile_n: Columns of a tile: 64, 128 or 256.
         cluster: CTAs that multiply together, 1 or 2; they take consecutive row tiles.
         max_stages: Cap on pipeline stages.
+        strategy: How partials reach their owner.
     """
 
     operand: Operand
     tile_n: int
     cluster: int = 1
     max_stages: int = 8
+    strategy: Strategy = Strategy.PUSH
 
     def __post_init__(self) -> None:
         if self.tile_n not in (64, 128, 256):
@@ -92,6 +105,11 @@ class KernelConfig:
         return self.operand is Operand.MXFP8
 
     @property
+    def pushes(self) -> bool:
+        """Whether tiles are sent to their owner; else they stay, and owners read sums."""
+        return self.strategy is Strategy.PUSH
+
+    @property
     def tile_m(self) -> int:
         """Rows of a tile."""
         return TILE_M
@@ -99,7 +117,7 @@ class KernelConfig:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return WARPS * 32
+        return 32 * (WARPS if self.pushes else WARPS - 1 + READERS)
 
     @property
     def element_bytes(self) -> int:
@@ -144,12 +162,17 @@ class KernelConfig:
     @property
     def bounce_bytes(self) -> int:
         """Shared memory through which staged tiles are sent."""
-        return BOUNCES * PIECE_BYTES
+        return BOUNCES * PIECE_BYTES if self.pushes else 0
+
+    @property
+    def piece_bytes(self) -> int:
+        """Shared memory through which peers' tiles come."""
+        return PIECES * PIECE_BYTES if self.pushes else 0
 
     @property
     def stages(self) -> int:
         """Pipeline stages: what shared memory holds, and tensor memory has scale columns for."""
-        free = SHARED_BYTES - RESERVED_BYTES - self.bounce_bytes - PIECES * PIECE_BYTES
+        free = SHARED_BYTES - RESERVED_BYTES - self.bounce_bytes - self.piece_bytes
         stages = min(self.max_stages, free // self.stage_bytes)
         if self.scaled:
             accumulators = min(2 * self.tile_n, TENSOR_COLUMNS - OVERLAP)
@@ -205,11 +228,12 @@ class KernelConfig:
     @property
     def staging_bytes(self) -> int:
         """Device memory in which one CTA stages tiles."""
-        return STAGED_TILES * self.tile_bytes
+        return STAGED_TILES * self.tile_bytes if self.pushes else 0
 
 
 FAMILY = tuple(
     KernelConfig(operand, tile_n, cluster)
-    for operand in Operand
+    for operand in (Operand.MXFP8, Operand.BF16)
     for tile_n, cluster in ((256, 2), (128, 2), (128, 1), (64, 1))
 )
+MULTICAST_FAMILY = tuple(replace(config, strategy=Strategy.MULTICAST) for config in FAMILY)

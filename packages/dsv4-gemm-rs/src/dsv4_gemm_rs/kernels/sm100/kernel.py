@@ -6,6 +6,10 @@ rows); remote partials rounded once to BF16, sums in FP32, rows past M as zeros.
 call; the epoch comes from and goes back to device memory, so launches replay in graphs. The exchange is that
 of the SM90 kernel, word for word, so is the order of tiles; see there for what an aborted call does.
 
+With `Strategy.MULTICAST` owners read sums through NVLink multicast instead (`device.pull`): every partial,
+the owner's too, is rounded once to BF16, and the order of the sum is the switch's. The same kernel then
+serves an all-reduce, whose output is the whole [M, N], with the same bits on every rank.
+
 A pair decides as one whether it halts: CTA 0's word counts for both. Two CTAs that read the abort word
 themselves could disagree, and one would wait for the other's half of a stage for ever.
 """
@@ -30,13 +34,15 @@ from dsv4_symm_mem.device.exchange import (
     report_abort,
 )
 from dsv4_symm_mem.device.forward import run_forwarder, staging_of
-from dsv4_symm_mem.device.order import TileOrder
-from dsv4_symm_mem.device.roles import poison_output, zero_uncovered_rows
+from dsv4_symm_mem.device.order import TileOrder, select
+from dsv4_symm_mem.device.pull import run_pull_publisher
+from dsv4_symm_mem.device.roles import PUBLICATIONS
 from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.slots import BOUNCES, STAGED_TILES
 
 from dsv4_gemm_rs.kernels.sm100.config import EPILOGUE_WARPS, PIECES, KernelConfig
 from dsv4_gemm_rs.kernels.sm100.mainloop import Operands, Ring, smem_layouts, tma_operands
+from dsv4_gemm_rs.kernels.sm100.overlap import prefetch_weight, wait_for_inputs
 from dsv4_gemm_rs.kernels.sm100.pair import announce_start, leaders_word, meet, wait_for_start
 from dsv4_gemm_rs.kernels.sm100.peers import Pieces, tma_slots
 from dsv4_gemm_rs.kernels.sm100.peers import smem_layout as piece_layout
@@ -48,11 +54,16 @@ from dsv4_gemm_rs.kernels.sm100.roles import (
     SCALES,
     TIDIER,
     FusedCall,
+    PulledFusedCall,
+    PushedFusedCall,
+    poison_output,
     run_epilogue,
     run_loader,
     run_multiplier,
     run_peer_loader,
+    run_readers,
     run_scale_loader,
+    zero_rows,
 )
 from dsv4_gemm_rs.kernels.sm100.tcgen05 import allocate, deallocate, fence_after, fence_before
 
@@ -60,7 +71,8 @@ from dsv4_gemm_rs.kernels.sm100.tcgen05 import allocate, deallocate, fence_after
 def example_arguments() -> tuple[Any, ...]:
     """Arguments to compile with, in the order of `GemmReduceScatter.__call__`."""
     operands = (*[Int64(0)] * 8, *[Int32(128)] * 3)
-    return (*operands, *EXAMPLE_ARGUMENTS, Int64(0), Int32(1), Int32(1), Int32(1), make_fake_stream())
+    places = (Int64(0), Int64(0), Int32(0), Int32(0))
+    return (*operands, *EXAMPLE_ARGUMENTS, *places, Int32(1), Int32(1), Int32(1), make_fake_stream())
 
 
 class GemmReduceScatter:
@@ -95,6 +107,9 @@ class GemmReduceScatter:
         signature: Int32,
         timeout: Int64,
         staging: Int64,
+        multicast: Int64,
+        gathered: Int32,
+        early: Int32,
         group_rows: Int32,
         lag: Int32,
         grid: Int32,
@@ -110,7 +125,8 @@ class GemmReduceScatter:
             a_scale: Address of A's E8M0 scales, swizzled 128x4 (`quantize.layout`), a multiple of 16; unused
                 with BF16, as the next.
             w_scale: Address of W's.
-            out_address: Address of the output [ceil(m / P), n] BF16, a multiple of 16.
+            out_address: Address of the output [ceil(m / P), n] BF16, [m, n] of an all-reduce, a multiple of
+                16.
             out_stride: Its row stride in elements, a multiple of 8.
             m: Rows of A, may be 0.
             n: Rows of W, a multiple of 64.
@@ -127,7 +143,11 @@ class GemmReduceScatter:
             signature: See `ExchangeArguments`.
             timeout: See `ExchangeArguments`.
             staging: Address, a multiple of 128, of `config.staging_bytes` for each CTA, in this GPU's memory;
-                unused if P is 1.
+                unused if P is 1, and where sums are read through multicast.
+            multicast: Multicast address of the block; unused if P is 1, and where tiles are pushed, as the
+                next.
+            gathered: 1 for an all-reduce, 0 for a reduce-scatter. 0 if P is 1.
+            early: 1 to begin while the kernel before still runs (`overlap`), else 0.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once; a multiple of the cluster.
@@ -137,9 +157,14 @@ class GemmReduceScatter:
         a_layout, w_layout = smem_layouts(config)
         pieces_layout = piece_layout()
         operands = tma_operands(config, a_address, a_stride, w_address, w_stride, m, n, k, a_layout, w_layout)
-        slots = Int64(BANKS) * Int64(world_size - 1) * slot_bytes
-        slots_atom, slots_tensor = tma_slots(own_base + slots_offset, slots, pieces_layout)
+        slots_atom, slots_tensor = None, None
+        if cutlass.const_expr(config.pushes):
+            slots = Int64(BANKS) * Int64(world_size - 1) * slot_bytes
+            slots_atom, slots_tensor = tma_slots(own_base + slots_offset, slots, pieces_layout)
         stages, barriers = config.stages, config.accumulator_barriers
+        buffers = STAGED_TILES if config.pushes else PUBLICATIONS
+        # Arrays have at least an element, also where nobody uses it.
+        pieces_bytes, bounce_bytes = max(config.piece_bytes, 1), max(config.bounce_bytes, 1)
 
         @cute.struct
         class Storage:
@@ -147,8 +172,8 @@ class GemmReduceScatter:
             empty: cute.struct.MemRange[Int64, stages]
             finished: cute.struct.MemRange[Int64, barriers]
             drained: cute.struct.MemRange[Int64, barriers]
-            stored: cute.struct.MemRange[Int64, STAGED_TILES]
-            published: cute.struct.MemRange[Int64, STAGED_TILES]
+            stored: cute.struct.MemRange[Int64, buffers]
+            published: cute.struct.MemRange[Int64, buffers]
             loaded: cute.struct.MemRange[Int64, BOUNCES]
             piece_full: cute.struct.MemRange[Int64, PIECES]
             piece_empty: cute.struct.MemRange[Int64, PIECES]
@@ -157,8 +182,8 @@ class GemmReduceScatter:
             columns: Int32
             a: cute.struct.Align[cute.struct.MemRange[Uint8, cute.cosize(a_layout)], 1024]
             w: cute.struct.Align[cute.struct.MemRange[Uint8, cute.cosize(w_layout)], 1024]
-            pieces: cute.struct.Align[cute.struct.MemRange[Uint8, cute.cosize(pieces_layout)], 1024]
-            bounce: cute.struct.Align[cute.struct.MemRange[Uint8, config.bounce_bytes], 128]
+            pieces: cute.struct.Align[cute.struct.MemRange[Uint8, pieces_bytes], 1024]
+            bounce: cute.struct.Align[cute.struct.MemRange[Uint8, bounce_bytes], 128]
             scales: cute.struct.Align[cute.struct.MemRange[Uint8, stages * config.scale_stage_bytes], 128]
 
         self.storage = Storage
@@ -193,6 +218,11 @@ class GemmReduceScatter:
                 timeout,
             ),
             staging,
+            multicast,
+            gathered,
+            w_address,
+            w_stride,
+            early,
             group_rows,
             lag,
         ).launch(
@@ -201,6 +231,7 @@ class GemmReduceScatter:
             cluster=(config.cluster, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=early,
         )
 
     @cute.kernel
@@ -210,8 +241,8 @@ class GemmReduceScatter:
         a_tensor: cute.Tensor,
         w_atom: cute.CopyAtom,
         w_tensor: cute.Tensor,
-        slots_atom: cute.CopyAtom,
-        slots_tensor: cute.Tensor,
+        slots_atom: cute.CopyAtom | None,
+        slots_tensor: cute.Tensor | None,
         a_layout: cute.ComposedLayout,
         w_layout: cute.ComposedLayout,
         pieces_layout: cute.ComposedLayout,
@@ -224,6 +255,11 @@ class GemmReduceScatter:
         k: Int32,
         arguments: ExchangeArguments,
         staging: Int64,
+        multicast: Int64,
+        gathered: Int32,
+        w_address: Int64,
+        w_stride: Int64,
+        early: Int32,
         group_rows: Int32,
         lag: Int32,
     ) -> None:
@@ -236,7 +272,6 @@ class GemmReduceScatter:
         blocks, _, _ = cute.arch.grid_dim()
 
         storage = cutlass.utils.SmemAllocator().allocate(self.storage)
-        exchange = Exchange(arguments)
         world_size = arguments.world_size
         order = TileOrder(
             m, n, world_size, arguments.rank, group_rows, lag, config.tile_m, config.tile_n, config.cluster
@@ -248,8 +283,9 @@ class GemmReduceScatter:
         if warp == OPERANDS:
             cpasync.prefetch_descriptor(a_atom)
             cpasync.prefetch_descriptor(w_atom)
-        if warp == PEERS:
-            cpasync.prefetch_descriptor(slots_atom)
+        if cutlass.const_expr(config.pushes):  # noqa: SIM102 - decided while tracing, apart from what is not
+            if warp == PEERS:
+                cpasync.prefetch_descriptor(slots_atom)
         if thread == 0:
             for stage in cutlass.range_constexpr(config.stages):
                 # The bytes' expectation, and each CTA's scales.
@@ -259,14 +295,24 @@ class GemmReduceScatter:
             for i in cutlass.range_constexpr(config.accumulator_barriers):
                 cute.arch.mbarrier_init(storage.finished.data_ptr() + i, 1)
                 cute.arch.mbarrier_init(storage.drained.data_ptr() + i, EPILOGUE_WARPS * config.cluster)
-            for i in cutlass.range_constexpr(STAGED_TILES):
+            buffers = cutlass.const_expr(STAGED_TILES if config.pushes else PUBLICATIONS)
+            for i in cutlass.range_constexpr(buffers):
                 cute.arch.mbarrier_init(storage.stored.data_ptr() + i, EPILOGUE_WARPS)
                 cute.arch.mbarrier_init(storage.published.data_ptr() + i, 1)
-            for i in cutlass.range_constexpr(BOUNCES):
+            for i in cutlass.range_constexpr(BOUNCES if config.pushes else 0):
                 cute.arch.mbarrier_init(storage.loaded.data_ptr() + i, 1)
-            for i in cutlass.range_constexpr(PIECES):
+            for i in cutlass.range_constexpr(PIECES if config.pushes else 0):
                 cute.arch.mbarrier_init(storage.piece_full.data_ptr() + i, 1)
                 cute.arch.mbarrier_init(storage.piece_empty.data_ptr() + i, EPILOGUE_WARPS)
+        cute.arch.mbarrier_init_fence()
+        wait_for_start(config)
+        if warp == MULTIPLIER:
+            allocate(config, columns_word)
+        if warp == TIDIER and early != 0:
+            prefetch_weight(config, w_address, w_stride, w_scale, n, k, Int32(block), Int32(blocks))
+        wait_for_inputs()
+        exchange = Exchange(arguments)
+        if thread == 0:
             word = Int32(0)
             if leads and is_aborted(exchange):
                 word = Int32(1)
@@ -274,10 +320,6 @@ class GemmReduceScatter:
             cute.arch.store(halted_word, word)
             # A halted CTA counts as aborted: others may have started before the abort and store tiles yet.
             cute.arch.store(storage.aborted.ptr, word)
-        cute.arch.mbarrier_init_fence()
-        wait_for_start(config)
-        if warp == MULTIPLIER:
-            allocate(config, columns_word)
         fence_before()
         meet(config)
         fence_after()
@@ -294,7 +336,7 @@ class GemmReduceScatter:
             scale_address=Int32(storage.scales.data_ptr().toint()),
             columns=cute.arch.load(columns_word, Int32),
         )
-        call = FusedCall(
+        shared = dict(
             exchange=exchange,
             order=order,
             out=out_address,
@@ -307,27 +349,34 @@ class GemmReduceScatter:
             published=storage.published.data_ptr(),
             tile_m=config.tile_m,
             tile_n=config.tile_n,
-            pacing=staging,
-            staging=staging_of(staging, block, config.staging_bytes),
-            bounce=storage.bounce.data_ptr(),
-            loaded=storage.loaded.data_ptr(),
             config=config,
             ring=ring,
             operands=Operands(a_atom, a_tensor, w_atom, w_tensor),
-            pieces=Pieces(
-                atom=slots_atom,
-                slots=slots_tensor,
-                shared=storage.pieces.get_tensor(pieces_layout.outer, swizzle=pieces_layout.inner),
-                address=Int32(storage.pieces.data_ptr().toint()),
-                full=storage.piece_full.data_ptr(),
-                empty=storage.piece_empty.data_ptr(),
-            ),
             a_scale=a_scale,
             w_scale=w_scale,
             k_tiles=(k + config.stage_k - 1) // config.stage_k,
             leads=leads,
             aborted=storage.aborted.ptr,
         )
+        call: FusedCall
+        if cutlass.const_expr(config.pushes):
+            call = PushedFusedCall(
+                **shared,
+                pacing=staging,
+                staging=staging_of(staging, block, config.staging_bytes),
+                bounce=storage.bounce.data_ptr(),
+                loaded=storage.loaded.data_ptr(),
+                pieces=Pieces(
+                    atom=slots_atom,
+                    slots=slots_tensor,
+                    shared=storage.pieces.get_tensor(pieces_layout.outer, swizzle=pieces_layout.inner),
+                    address=Int32(storage.pieces.data_ptr().toint()),
+                    full=storage.piece_full.data_ptr(),
+                    empty=storage.piece_empty.data_ptr(),
+                ),
+            )
+        else:
+            call = PulledFusedCall(**shared, multicast=multicast, gathered=gathered != 0)
 
         if warp < EPILOGUE_WARPS:
             if halted:
@@ -340,14 +389,21 @@ class GemmReduceScatter:
             run_scale_loader(call)
         if warp == MULTIPLIER and leads and not halted:
             run_multiplier(call)
-        if warp == PEERS and not halted:
-            run_peer_loader(call)
-        if warp == FORWARDER and not halted:
-            run_forwarder(call)
+        if cutlass.const_expr(config.pushes):
+            if warp == PEERS and not halted:
+                run_peer_loader(call)
+            if warp == FORWARDER and not halted:
+                run_forwarder(call)
+        else:
+            if warp == FORWARDER and not halted:
+                run_pull_publisher(call)
+            if (warp == PEERS or warp > TIDIER) and not halted:
+                reader = select(warp == PEERS, 0, warp - TIDIER)
+                run_readers(call, reader, Int32(block), Int32(blocks))
         if warp == TIDIER:
             if thread == TIDIER * 32:
                 count_in(exchange, blocks)
-            zero_uncovered_rows(call, Int32(block), Int32(blocks))
+            zero_rows(call, Int32(block), Int32(blocks))
         # A CTA's shared and tensor memory must outlive the other's last arrival and last MMA in it.
         fence_before()
         meet(config)

@@ -23,13 +23,23 @@ call's first wait, awaited like a tile; an all-reduce pushes each reduced tile t
 flags and banks of their own and ends when all have come. A call ends with its last worker, which bumps the
 epoch in memory; the next call on the rank follows, with no barrier between ranks.
 
+In a multicast call a partial, also of a tile of one's own, stays in its source's memory; a store to it is
+seen through the multicast address some time later, and its flag is raised after that. The owner awaits all
+flags of a tile and reads all partials at once. In an all-reduce it then writes the sum over the partials. Its
+reads are done by a worker of its own where there are several, as in the kernels, or in turn with the stores.
+
 What is not: the values of a tile, the memory model below "a release orders what its worker's completed
-stores wrote", failure of more than one rank, a teardown. P is 2 and 3 (4 where reduced), with 1 and 2
-workers; that larger P behave alike rests on each (flag, slot) pair having one writer and one reader.
+stores wrote" (of the two alias fences of a multicast call, the writer's and the reader's, it has one),
+failure of more than one rank, a teardown. P is 2 and 3 (4 where reduced), with 1 and 2 workers; that larger P
+behave alike rests on each (flag, slot) pair having one writer and one reader at a time.
 
 What it found
   * The sound protocol keeps every promise, also with flags in flight, ranks on different paths (fused,
     fused with another lag, unfused) in one call, and the next call launched before the last has ended.
+  * Two banks suffice for multicast by the argument that they suffice for push, and for a stronger reason than
+    each needs: when a rank begins a call, no rank is in the call before the last (`shared_banks` checks
+    that). So calls of both kinds may lay out a bank differently and follow each other in any order.
+  * Where other workers read, a multicast call needs no order of tiles: who publishes waits for nobody.
   * Rule ii ("a waiting tile waits only for lower-numbered tiles of peers") is not true of positions in a
     list where shards differ in size. It holds of row tiles: on every rank an own tile comes after the
     remote tiles of its row tile and below, whatever the group size and lag, which may differ by rank.

@@ -28,6 +28,8 @@ from dsv4_symm_mem.protocol.words import Operation
 RS = Operation.REDUCE_SCATTER
 AR = Operation.ALL_REDUCE
 AG = Operation.ALL_GATHER
+MRS = Operation.MULTICAST_REDUCE_SCATTER
+MAR = Operation.MULTICAST_ALL_REDUCE
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,26 @@ _GROWING_3 = (
     uniform_call((2, 2, 1), AR),
     uniform_call((1, 1, 1)),
 )
+_MULTICAST_2 = (
+    uniform_call((2, 2), MRS),
+    uniform_call((1, 0), MRS),
+    uniform_call((0, 0), MAR),
+    uniform_call((2, 1), MAR),
+)
+_MULTICAST_3 = (
+    uniform_call((1, 1, 1), MRS),
+    uniform_call((1, 1, 0), MRS),
+    uniform_call((1, 1, 0), MAR),
+    uniform_call((1, 1, 1), MRS),
+)
+_BOTH_2 = (
+    uniform_call((2, 1), MAR),
+    uniform_call((1, 0)),
+    uniform_call((1, 0), AG),
+    uniform_call((2, 1), MRS),
+    uniform_call((1, 1), AR),
+)
+_PULLED = uniform_call((1, 1), MRS)
 _PAIR = uniform_call((1, 1))
 _ALONE = uniform_call((1, 0))
 _PATIENT = Deadline.PATIENT
@@ -130,6 +152,39 @@ SOUND_CASES = (
             "P=4 W=1: M changes, empty shards, RS and AR",
             (uniform_call((1, 1, 1, 0)), uniform_call((1, 0, 0, 0)), uniform_call((1, 1, 1, 1), AR)),
         ),
+        full=False,
+    ),
+    Case(Scenario("P=2 W=1: multicast, RS and AR", _MULTICAST_2, shared_banks=True)),
+    Case(Scenario("P=2 W=1: multicast, twice over", _MULTICAST_2 * 2, shared_banks=True)),
+    Case(
+        Scenario("P=2 W=2: multicast, a worker of its own reads", _MULTICAST_2, workers=2, shared_banks=True)
+    ),
+    Case(
+        Scenario(
+            "P=2 W=3: multicast, two produce and one reads", (_PULLED,) * 3, workers=3, shared_banks=True
+        ),
+        full=False,
+    ),
+    Case(Scenario("P=2 W=1: multicast, flags in flight", _MULTICAST_2, flags_in_flight=True)),
+    Case(Scenario("P=2 W=1: multicast, published two late", _MULTICAST_2, publish_lag=2, shared_banks=True)),
+    Case(Scenario("P=2 W=1: push and multicast", _BOTH_2, shared_banks=True)),
+    Case(Scenario("P=2 W=2: push and multicast", _BOTH_2, workers=2, shared_banks=True), full=False),
+    Case(Scenario("P=3 W=1: multicast, RS and AR", _MULTICAST_3, shared_banks=True), full=False),
+    Case(
+        Scenario("P=3 W=2: multicast, RS and AR", _MULTICAST_3[1:], workers=2, shared_banks=True), full=False
+    ),
+    Case(
+        Scenario("P=3 W=1: push and multicast", (*_MIXED_3[1:], *_MULTICAST_3[1:3]), shared_banks=True),
+        full=False,
+    ),
+    Case(
+        Scenario(
+            "P=2 W=2: multicast, a rank dies", _MULTICAST_2, workers=2, mortal=(0, 1), deadline=_PATIENT
+        ),
+        full=False,
+    ),
+    Case(
+        Scenario("P=3 W=1: multicast, a rank dies", _MULTICAST_3[1:3], mortal=(0, 1, 2), deadline=_PATIENT),
         full=False,
     ),
     Case(Scenario("P=2 W=1: a rank dies", _MIXED_2, mortal=(0, 1), deadline=_PATIENT)),
@@ -196,6 +251,38 @@ BROKEN_CASES = (
     Case(
         Scenario("wait_group.read, then the flag", (_PAIR,)),
         without("publish_after_landing"),
+        ViolationKind.STALE_READ,
+    ),
+    Case(
+        Scenario("multicast: the other rank is a call ahead", (_PULLED, _PULLED)),
+        without("two_banks"),
+        ViolationKind.OVERWRITE,
+    ),
+    Case(
+        Scenario("multicast: the owner of a sum is a call ahead", (uniform_call((1, 0), MAR),) * 2),
+        without("two_banks"),
+        ViolationKind.LOST_FLAG,
+    ),
+    Case(
+        Scenario("multicast: a rank without tiles runs ahead", (uniform_call((1, 0), MRS),) * 3),
+        without("tokens"),
+        ViolationKind.OVERWRITE,
+    ),
+    Case(
+        Scenario(
+            "push, then multicast in its bank", (_ALONE, uniform_call((1, 0), MRS)) * 2, shared_banks=True
+        ),
+        without("tokens"),
+        ViolationKind.BANK_IN_USE,
+    ),
+    Case(
+        Scenario("multicast: the flag before the alias fence", (_PULLED,)),
+        without("alias_fences"),
+        ViolationKind.STALE_READ,
+    ),
+    Case(
+        Scenario("multicast: the same of a sum", (uniform_call((1, 0), MAR),)),
+        without("alias_fences"),
         ViolationKind.STALE_READ,
     ),
     Case(Scenario("own tiles first", (_PAIR,)), without("remote_tiles_first"), ViolationKind.DEADLOCK),
@@ -320,6 +407,10 @@ SPARE_CASES = (
     ),
     Case(
         Scenario("own tiles first, but another worker sends", (_PAIR,) * 2, workers=2),
+        without("remote_tiles_first"),
+    ),
+    Case(
+        Scenario("multicast with a reading worker: any order of tiles", (_PULLED,) * 3, workers=2),
         without("remote_tiles_first"),
     ),
     Case(Scenario("fixed M: one alternating bit is enough", (_PAIR,) * 6), without("epoch_in_flag")),

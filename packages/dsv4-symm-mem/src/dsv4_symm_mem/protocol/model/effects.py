@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
+from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.model.machine import Machine
 from dsv4_symm_mem.protocol.model.program import Kind, Step
 from dsv4_symm_mem.protocol.model.scenario import TileId
@@ -30,6 +31,9 @@ from dsv4_symm_mem.protocol.model.state import (
 from dsv4_symm_mem.protocol.words import SIGNATURE_MASK, Operation, epoch_of
 
 Item = TypeVar("Item")
+
+_SCATTERING = frozenset({Operation.REDUCE_SCATTER, Operation.MULTICAST_REDUCE_SCATTER})
+"""Operations whose output has a rank's own tiles only."""
 
 
 class Content(NamedTuple):
@@ -105,18 +109,21 @@ def _step(machine: Machine, state: State, action: Action) -> State | Violation:
     match step.kind:
         case Kind.BEGIN:
             epoch = rank.epochs[call.workspace] + 1
+            if machine.scenario.shared_banks and (held := _held_bank(machine, state, action, epoch)):
+                return held
             if not machine.rules.epoch_in_memory:
                 epoch = frame.call % (machine.scenario.graph_calls or len(machine.scenario.calls)) + 1
             return _with_worker(state, action, after._replace(epoch=epoch))
         case Kind.SEND:
             content = Content(frame.call, call.signatures[action.rank], action.rank, step.tile)
-            state = _with_pending(state, action, Pending(False, cell, content.encode()))
+            slot = machine.cell(step.data, worker.epoch)
+            state = _with_pending(state, action, Pending(False, slot, content.encode(), cell))
             return _with_worker(state, action, after)
         case Kind.PUBLISH | Kind.TOKEN:
             value = machine.flag_value(action.rank, frame.call, worker.epoch)
             state = _with_worker(state, action, after)
             if machine.scenario.flags_in_flight:
-                return _with_pending(state, action, Pending(True, cell, value))
+                return _with_pending(state, action, Pending(True, cell, value, cell))
             return _raise_flag(machine, state, cell, value)
         case Kind.REDUCE:
             added = list(worker.added)
@@ -124,6 +131,8 @@ def _step(machine: Machine, state: State, action: Action) -> State | Violation:
             if added != list(range(machine.scenario.world_size)):
                 return Violation(ViolationKind.WRONG_OUTPUT, f"tile {tile_text(step.tile)} adds {added}")
             return _store_output(state, action, after._replace(added=()), step.tile)
+        case Kind.PULL:
+            return _pull(machine, state, action, after, step)
         case Kind.COPY:
             return _store_output(state, action, after, step.tile)
         case Kind.EXIT:
@@ -138,19 +147,61 @@ def _read(machine: Machine, state: State, action: Action, after: Worker, step: S
     state = state._replace(flags=_set(state.flags, cell, state.flags[cell] & ~NEW))
     if step.kind is Kind.AWAIT_TOKEN:
         return _with_worker(state, action, after)
-    signature = machine.scenario.calls[frame.call].signatures[action.rank]
-    wanted = Content(frame.call, signature, step.peer, step.tile)
-    held = state.slots[cell] & ~NEW
-    if held != wanted.encode():
-        found = Content.decode(held) if held else None
-        foreign = found is not None and found._replace(signature=signature) == wanted
-        kind = ViolationKind.FOREIGN_READ if foreign else ViolationKind.STALE_READ
-        detail = f"rank {action.rank} wants {wanted}, the slot holds {found or 'nothing'}"
-        return Violation(kind, detail + " of another shape" * foreign)
-    state = state._replace(slots=_set(state.slots, cell, held))
+    added = after._replace(added=(*after.added, step.peer))
+    if step.kind is Kind.AWAIT:
+        return _with_worker(state, action, added)
+    read = _read_slot(machine, state, action, frame.call, machine.cell(step.data, after.epoch), step)
+    if isinstance(read, Violation):
+        return read
     if step.kind is Kind.GATHER:
-        return _store_output(state, action, after, step.tile)
-    return _with_worker(state, action, after._replace(added=(*after.added, step.peer)))
+        return _store_output(read, action, after, step.tile)
+    return _with_worker(read, action, added)
+
+
+def _pull(machine: Machine, state: State, action: Action, after: Worker, step: Step) -> State | Violation:
+    """Read all ranks' partials of an own tile, of which every one must have been awaited."""
+    if list(after.added) != list(range(machine.scenario.world_size)):
+        return Violation(ViolationKind.WRONG_OUTPUT, f"tile {tile_text(step.tile)} sums {list(after.added)}")
+    call = state.ranks[action.rank].frames[action.frame].call
+    for source, place in enumerate(machine.partials(call, *step.tile)):
+        cell = machine.cell(place, after.epoch)
+        read = _read_slot(machine, state, action, call, cell, step._replace(peer=source))
+        if isinstance(read, Violation):
+            return read
+        state = read
+    return _store_output(state, action, after._replace(added=()), step.tile)
+
+
+def _read_slot(
+    machine: Machine, state: State, action: Action, call: int, cell: int, step: Step
+) -> State | Violation:
+    """The slot is to hold the step's tile, from its peer; it counts as read then."""
+    signature = machine.scenario.calls[call].signatures[action.rank]
+    wanted = Content(call, signature, step.peer, step.tile)
+    held = state.slots[cell] & ~NEW
+    if held == wanted.encode():
+        return state._replace(slots=_set(state.slots, cell, held))
+    found = Content.decode(held) if held else None
+    foreign = found is not None and found._replace(signature=signature) == wanted
+    kind = ViolationKind.FOREIGN_READ if foreign else ViolationKind.STALE_READ
+    detail = f"rank {action.rank} wants {wanted}, the slot holds {found or 'nothing'}"
+    return Violation(kind, detail + " of another shape" * foreign)
+
+
+def _held_bank(machine: Machine, state: State, action: Action, epoch: int) -> Violation | None:
+    """Whether some rank is still in the call before that had the bank of call `epoch`."""
+    rank = state.ranks[action.rank]
+    workspace = machine.scenario.calls[rank.frames[action.frame].call].workspace
+    over = epoch - (BANKS if machine.rules.two_banks else 1)
+    late = (
+        number
+        for number, other in enumerate(state.ranks)
+        if not other.dead and other.abort is None and other.epochs[workspace] < over
+    )
+    if (number := next(late, None)) is None:
+        return None
+    text = f"rank {action.rank} begins call {epoch} while rank {number} has not ended call {over}"
+    return Violation(ViolationKind.BANK_IN_USE, text)
 
 
 def _store_output(state: State, action: Action, after: Worker, tile: TileId) -> State | Violation:
@@ -177,7 +228,7 @@ def _end_call(machine: Machine, state: State, action: Action) -> State | Violati
             detail = f"rank {action.rank}, call {frame.call + 1}: tiles {tiles} were stored after the NaN"
             return Violation(ViolationKind.NUMBER_IN_ABORTED_OUTPUT, detail)
     else:
-        everything = call.operation is not Operation.REDUCE_SCATTER
+        everything = call.operation not in _SCATTERING
         expected = sorted(tile for tile in call.orders[action.rank] if everything or tile[0] == action.rank)
         if list(frame.written) != expected:
             detail = f"rank {action.rank}, call {frame.call + 1}: {list(frame.written)}, not {expected}"
@@ -195,26 +246,28 @@ def _land(machine: Machine, state: State, action: Action) -> State | Violation:
     state = _with_rank(state, action.rank, rank._replace(pending=left))
     if store.is_flag:
         return _raise_flag(machine, state, store.place, store.value)
-    if state.slots[store.place] & NEW and _still_reads(machine, state, store.place):
+    if state.slots[store.place] & NEW:
         lost = Content.decode(state.slots[store.place])
-        receiver = machine.receiver(store.place)
-        detail = f"{Content.decode(store.value)} lands on {lost}, which rank {receiver} has not read"
-        return Violation(ViolationKind.OVERWRITE, detail)
+        reader = machine.reader(store.place, lost.source)
+        if _still_reads(state, reader):
+            detail = f"{Content.decode(store.value)} lands on {lost}, which rank {reader} has not read"
+            return Violation(ViolationKind.OVERWRITE, detail)
     return State(state.ranks, state.flags, _set(state.slots, store.place, store.value | NEW))
 
 
 def _raise_flag(machine: Machine, state: State, cell: int, value: int) -> State | Violation:
-    if state.flags[cell] & NEW and _still_reads(machine, state, cell):
-        old, receiver = state.flags[cell] >> 1, machine.receiver(cell)
+    receiver = machine.receiver(cell)
+    if state.flags[cell] & NEW and _still_reads(state, receiver):
+        old = state.flags[cell] >> 1
         detail = f"{_flag_text(value)} lands on {_flag_text(old)}, which rank {receiver} has not seen"
         return Violation(ViolationKind.LOST_FLAG, detail)
     return State(state.ranks, _set(state.flags, cell, value << 1 | NEW), state.slots)
 
 
-def _still_reads(machine: Machine, state: State, cell: int) -> bool:
+def _still_reads(state: State, reader: int) -> bool:
     """What is lost on a dead rank, or one that has ended its call, harms nobody."""
-    receiver = state.ranks[machine.receiver(cell)]
-    return not receiver.dead and receiver.abort is None
+    rank = state.ranks[reader]
+    return not rank.dead and rank.abort is None
 
 
 def _abort(machine: Machine, state: State, action: Action) -> State | Violation:

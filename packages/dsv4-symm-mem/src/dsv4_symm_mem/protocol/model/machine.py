@@ -10,10 +10,10 @@ source alive, that rank would be stuck at a smaller one. That is why abort words
 from __future__ import annotations
 
 from dsv4_symm_mem.protocol.layout import BANKS
-from dsv4_symm_mem.protocol.model.program import Places, Step, compile_programs
+from dsv4_symm_mem.protocol.model.program import Area, Place, Places, Step, compile_programs
 from dsv4_symm_mem.protocol.model.scenario import Rules, Scenario
 from dsv4_symm_mem.protocol.model.state import Action, Frame, Rank, State, Worker
-from dsv4_symm_mem.protocol.words import bank_of, epoch_of, signal
+from dsv4_symm_mem.protocol.words import MULTICAST, bank_of, epoch_of, signal
 
 
 class Machine:
@@ -35,6 +35,7 @@ class Machine:
         places = Places()
         self.programs = compile_programs(scenario, rules, places)
         self.places = places.in_order()
+        self._numbers = {place: number for number, place in enumerate(self.places)}
         calls = list(range(len(scenario.calls)))
         swapped = [call for pair in range(0, len(calls), 2) for call in reversed(calls[pair : pair + 2])]
         self.sequences = [
@@ -68,8 +69,31 @@ class Machine:
         return place * BANKS + (bank_of(epoch) if self.rules.two_banks else 0)
 
     def receiver(self, cell: int) -> int:
-        """The rank in whose memory a cell lies."""
+        """The rank that reads a cell's flag, and its slot but for what comes back to the source."""
         return self.places[cell // BANKS].receiver
+
+    def reader(self, cell: int, source: int) -> int:
+        """The rank for which what `source` has stored in a cell's slot is meant."""
+        place = self.places[cell // BANKS]
+        return place.receiver if source == place.source else place.source
+
+    def home(self, cell: int, call: int) -> int:
+        """The rank in whose memory `call` keeps a cell's slot."""
+        place = self.places[cell // BANKS]
+        return place.source if self.is_multicast(call) else place.receiver
+
+    def partials(self, call: int, owner: int, index: int) -> list[int]:
+        """Numbers of the places of every rank's partial of a tile, in rank order."""
+        workspace = self.scenario.calls[call].workspace
+        area = Area.PARTIAL
+        return [
+            self._numbers[Place(workspace, owner, source, area, index)]
+            for source in range(self.scenario.world_size)
+        ]
+
+    def is_multicast(self, call: int) -> bool:
+        """Whether partials of a call stay with their source."""
+        return self.scenario.calls[call].operation in MULTICAST
 
     def flag_value(self, rank: int, call: int, epoch: int) -> int:
         """What a raised flag holds in a call that `rank` counts as `epoch`."""

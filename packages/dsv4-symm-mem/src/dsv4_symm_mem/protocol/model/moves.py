@@ -75,12 +75,17 @@ def _add_steps(
             elif step.kind is Kind.BEGIN:
                 if position == 0 or not machine.rules.waits_for_previous_call:
                     actions.append(go_on)
-            elif step.kind is Kind.PUBLISH and machine.rules.publish_after_landing:
-                cell = machine.cell(step.place, worker.epoch)
+            elif step.kind is Kind.PUBLISH and _waits_for_landing(machine, frame.call):
+                cell = machine.cell(step.data, worker.epoch)
                 if not any(store.place == cell and not store.is_flag for store in rank.pending[index]):
                     actions.append(go_on)
             else:
                 actions.append(go_on)
+
+
+def _waits_for_landing(machine: Machine, call: int) -> bool:
+    rules = machine.rules
+    return rules.alias_fences if machine.is_multicast(call) else rules.publish_after_landing
 
 
 def _add_wait(

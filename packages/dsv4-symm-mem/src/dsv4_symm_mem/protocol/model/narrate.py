@@ -22,10 +22,11 @@ def narrate(machine: Machine, state: State, action: Action) -> str:
             return f"the abort of rank {action.rank} (blames {word.blamed}) reaches rank {receiver}"
         case Event.LAND:
             store = rank.pending[action.worker][action.item]
-            receiver = machine.receiver(store.place)
             if store.is_flag:
+                receiver = machine.receiver(store.place)
                 return f"a flag of rank {action.rank} becomes visible at rank {receiver}"
-            return f"{Content.decode(store.value)} lands at rank {receiver}"
+            content = Content.decode(store.value)
+            return f"{content} lands at rank {machine.home(store.place, content.call)}"
     frame = rank.frames[action.frame]
     worker = f" worker {action.worker}" if machine.scenario.workers > 1 else ""
     who = f"rank {action.rank}{worker}, call {frame.call + 1}:"
@@ -61,6 +62,10 @@ def _step_text(step: Step) -> str:
             return f"stores its output tile {tile}"
         case Kind.GATHER:
             return f"awaits and copies reduced tile {tile}"
+        case Kind.AWAIT:
+            return f"awaits tile {tile} from rank {step.peer}"
+        case Kind.PULL:
+            return f"reads the sum of all ranks' tiles {tile} and stores its output tile"
         case Kind.AWAIT_TOKEN:
             return f"awaits the token of rank {step.peer}"
         case Kind.EXIT:

@@ -37,7 +37,8 @@ class Call:
         orders: For each rank, the tiles that it computes, in the order in which it takes them.
         signatures: For each rank, what its flags carry; different ones are ranks that disagree on the call.
         operation: All-reduce sends each reduced tile to every peer, and waits for theirs; all-gather does so
-            with own tiles that nobody adds to.
+            with own tiles that nobody adds to. In multicast calls partials stay with their source, and where
+            there are several workers the last one reads and the others produce.
         workspace: Calls on different workspaces share neither flags nor slots nor epochs.
         units: For each rank, the lengths of the runs of its order that a worker takes at a time, as a
             thread-block cluster takes several row tiles; empty for single tiles.
@@ -80,6 +81,8 @@ class Scenario:
         shared_device: All ranks' kernels run on one device (virtual ranks).
         flags_in_flight: A flag, too, becomes visible some time after it was stored; else at once.
         tokens_always: Send a token to every peer in every call, not only where a peer gets no tile.
+        shared_banks: A bank is one piece of memory of which each call makes what it likes, so a call may
+            begin only when no rank is in an earlier call with that bank.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Scenario:
     shared_device: bool = False
     flags_in_flight: bool = False
     tokens_always: bool = False
+    shared_banks: bool = False
 
     def __post_init__(self) -> None:
         if not self.calls or len({len(call.orders) for call in self.calls}) != 1:
@@ -122,6 +126,8 @@ class Rules:
         flush_before_exit: Pending publications are made before the worker ends.
         publish_after_landing: A flag is raised when its tile is visible at the receiver, not when the tile's
             source buffer is free again.
+        alias_fences: In a multicast call a flag is raised when what it stands for can be seen through the
+            other address of the same memory.
         remote_tiles_first: Tiles are taken in the scenario's order; else each rank takes its own first.
         one_stream: All ranks launch calls in one order; else ranks other than 0 swap each pair of calls.
         co_resident: A rank's device holds all of its workers at once; else one fewer.
@@ -146,6 +152,7 @@ class Rules:
     flush_before_poll: bool = True
     flush_before_exit: bool = True
     publish_after_landing: bool = True
+    alias_fences: bool = True
     remote_tiles_first: bool = True
     one_stream: bool = True
     co_resident: bool = True

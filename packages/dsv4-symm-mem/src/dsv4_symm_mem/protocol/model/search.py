@@ -143,14 +143,14 @@ def _is_eager(machine: Machine, state: State, action: Action) -> bool:
     at_risk = action.rank in machine.scenario.mortal and not any(rank.dead for rank in state.ranks)
     if action.event is Event.LAND:
         store = state.ranks[action.rank].pending[action.worker][action.item]
-        flag_seen = not state.flags[store.place] & NEW
+        flag_seen = not state.flags[store.guard] & NEW
         if store.is_flag:
             return flag_seen and not at_risk
         return flag_seen and not state.slots[store.place] & NEW
     if action.event is not Event.STEP:
         return False
     _, _, worker, step = machine.locate(state, action)
-    if step.kind in WAITS:
+    if step.kind in WAITS or step.kind is Kind.PULL:
         return False
     if step.kind in (Kind.PUBLISH, Kind.TOKEN) and not machine.scenario.flags_in_flight:
         return not at_risk and not state.flags[machine.cell(step.place, worker.epoch)] & NEW

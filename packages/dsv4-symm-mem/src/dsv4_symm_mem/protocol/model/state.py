@@ -39,11 +39,15 @@ class Blame(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A store on its way: of a tile's content into a slot, or of a flag's value."""
+    """A store on its way: of a tile's content into a slot, or of a flag's value.
+
+    `guard` is the flag that will tell of a tile, `place` for a flag itself.
+    """
 
     is_flag: bool
     place: int
     value: int
+    guard: int
 
 
 class Worker(NamedTuple):
@@ -132,6 +136,7 @@ class ViolationKind(enum.Enum):
     OVERWRITE = "overwrite of an unread slot"
     LOST_FLAG = "flag overwritten before it was seen"
     STALE_READ = "stale read"
+    BANK_IN_USE = "bank begun while a rank is still in the call that used it before"
     FOREIGN_READ = "read of a tile of another shape"
     WRONG_OUTPUT = "incomplete or wrong output"
     NUMBER_IN_ABORTED_OUTPUT = "number in an aborted call's output"

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SM100 kernel begins while the quantiser before it runs (programmatic dependent launch), and is right.
+
+Both kernels are compiled ones, one behind the other on a stream, call after call. In the emulator the second
+may start as soon as all CTAs of the first have said so, whatever those still have to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from dsv4_gemm_rs import WeightKind
+from dsv4_gemm_rs.kernels.cache import quantizer_kernel
+from dsv4_gemm_rs.kernels.sm100.config import KernelConfig, Operand
+from dsv4_gemm_rs.problems import RankProblem
+from dsv4_gemm_rs.quantize import ScaleLayout
+from dsv4_gemm_rs.quantize.layout import k_tiles, padded_rows, scale_shape
+from dsv4_gemm_rs.quantize.rule import BLOCK, ScaleRule
+from dsv4_symm_mem.protocol.layout import Strategy
+from gemm_rs_support import assert_right, problems_for
+from sm100_support import Group, Operands, operands_of
+
+library = pytest.importorskip(
+    "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
+)
+pytestmark = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+
+ARCH = "sm_100a"
+SMALL = KernelConfig(Operand.MXFP8, 64)
+PULLED = replace(SMALL, strategy=Strategy.MULTICAST)
+PAIR = replace(SMALL, tile_n=128, cluster=2)
+SIZE, N, K = 2, 128, 256
+
+
+class Calls:
+    """Quantiser and fused kernel on every rank, several times, on activations that change in between."""
+
+    def __init__(self, system: Any, config: KernelConfig, rows: list[int]) -> None:
+        self.group = Group(system, config, max(rows), N)
+        self.group.poison()
+        self.made: list[tuple[list[torch.Tensor], list[RankProblem]]] = []
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for m in rows:
+            problems = problems_for(SIZE, m, N, K, WeightKind.MXFP8, seed=m)
+            outs = []
+            for rank, problem in enumerate(problems):
+                weight = operands_of(problem, Operand.MXFP8)
+                data = torch.zeros(m, K, dtype=torch.float8_e4m3fn)
+                scale = torch.full(scale_shape(m, K, ScaleLayout.SWIZZLED), 0xFF, dtype=torch.uint8)
+                self.quantise(rank, problem, data, scale)
+                operands = Operands(data, scale, weight.w, weight.w_scale)
+                outs.append(self.group.launch(rank, operands, early=True))
+            self.made.append((outs, problems))
+
+    def quantise(self, rank: int, problem: RankProblem, data: torch.Tensor, scale: torch.Tensor) -> None:
+        from dsv4_gemm_rs.quantize import kernel
+
+        m = problem.x.shape[0]
+        rows = padded_rows(m)
+        grid_x, grid_y, across_log2 = kernel.grid(rows, k_tiles(K))
+        quantizer_kernel(torch.bfloat16, ScaleLayout.SWIZZLED)(
+            *(problem.x.data_ptr(), data.data_ptr(), scale.data_ptr()),
+            *(m, rows, K // BLOCK, 2 * K, 1, kernel.ROUND_UP[ScaleRule.VLLM]),
+            *(across_log2, grid_x, grid_y),
+            stream=self.group.exchanges[rank].stream(),
+            memory=(problem.x, data, scale),
+        )
+
+    def check(self) -> None:
+        self.group.finish()
+        multicast = self.group.config.strategy is Strategy.MULTICAST
+        for outs, problems in self.made:
+            assert_right(outs, problems, multicast=multicast)
+        self.group.close()
+
+
+@pytest.mark.parametrize("config", [SMALL, PULLED, PAIR], ids=["push", "multicast", "pair"])
+def test_right_call_after_call(config: KernelConfig, emulator: Callable[..., Any]) -> None:
+    emulation = emulator(SIZE, arch=ARCH, processors=2, checks=True if config is PAIR else "memory-model")
+    Calls(emulation, config, [131, 1, 67]).check()
+
+
+def test_it_does_begin_early(emulator: Callable[..., Any]) -> None:
+    from dsv4_ptx_emulator.machine.observer import Observer
+
+    class Order(Observer):
+        """Fused launches that began while another of their rank was running."""
+
+        def __init__(self) -> None:
+            self.running: list[Any] = []
+            self.early = 0
+
+        def on_launch_begin(self, launch: Any) -> None:
+            self.early += any(other.rank == launch.rank for other in self.running)
+            self.running.append(launch)
+
+        def on_launch_end(self, launch: Any) -> None:
+            self.running.remove(launch)
+
+    emulation = emulator(SIZE, arch=ARCH, processors=2)
+    seen = Order()
+    emulation.emulator.machine.attach(seen)
+    Calls(emulation, SMALL, [131, 131, 131]).check()
+    # Of each rank every fused call, and no quantiser behind one.
+    assert seen.early == 3 * SIZE
+
+
+def scenario(system: Any) -> None:
+    """For the emulator's mutation runs."""
+    Calls(system, SMALL, [131, 67]).check()
+
+
+scenario.ranks, scenario.processors, scenario.arch = SIZE, 2, ARCH  # type: ignore[attr-defined]
+
+
+def test_the_wait_is_needed() -> None:
+    from dsv4_ptx_emulator.mutation.trial import attempt
+
+    outcome = attempt(scenario, 0, lambda text: text.replace("griddepcontrol.wait;", ""))
+    assert outcome.by.startswith("memory model"), outcome
