@@ -54,14 +54,14 @@ def test_a_call_is_the_quantiser_and_the_dispatchers_kernel() -> None:
 
 def test_every_input_has_a_source_and_moves_something() -> None:
     assert NAMES - {"multiprocessors"} <= SOURCES.keys()
-    call = Call(2048, 5120, 4096, 2)
+    busy, linked = Call(2048, 5120, 4096, 2), Call(8192, 5120, 512, 4)
 
     def times(inputs: object) -> list[float]:
         assert isinstance(inputs, type(B200))
         return [
-            calls.ours_us(inputs, SM100, call),
-            calls.unfused_us(inputs, SM100, call),
-            calls.pulled_us(inputs, PULLED_TILE, call),
+            *(calls.ours_us(inputs, SM100, call) for call in (busy, linked)),
+            calls.unfused_us(inputs, SM100, busy),
+            calls.pulled_us(inputs, PULLED_TILE, busy),
         ]
 
     for name in SOURCES:
