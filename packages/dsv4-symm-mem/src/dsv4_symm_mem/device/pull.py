@@ -37,8 +37,8 @@ from cutlass import Boolean, Constexpr, Int32, Int64, Uint32
 from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag, wait_for_peers, wait_for_sources
 from dsv4_symm_mem.device.fences import fence_proxy_alias
 from dsv4_symm_mem.device.multimem import multimem_ld_reduce_bf16, multimem_store
-from dsv4_symm_mem.device.order import place, row_tiles, rows_of, select
-from dsv4_symm_mem.device.roles import PUBLICATIONS, Call, advance, send_tokens
+from dsv4_symm_mem.device.order import row_tiles, rows_of, select
+from dsv4_symm_mem.device.roles import Call
 from dsv4_symm_mem.device.vectors import Words, load_16, store_16
 from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, unit_rows, units_of
@@ -67,27 +67,6 @@ def partial_address(exchange: Exchange, base: Int64, owner: Int32) -> Int64:
     others = exchange.world_size - 1
     index = select(owner == others, BANKS * others + exchange.bank, exchange.bank * others + owner)
     return base + exchange.slots_offset + Int64(index) * exchange.slot_bytes
-
-
-@cute.jit
-def run_pull_publisher(call: Constexpr[PulledCall]) -> None:
-    """The publishing warp: tokens for peers without tiles, then a flag at the owner of every stored tile."""
-    exchange, order = call.exchange, call.order
-    lane = cute.arch.lane_idx()
-    send_tokens(call)
-    step, slot, phase = Int32(0), Int32(0), Int32(0)
-    position = Int32(call.worker)
-    while position < order.positions:
-        owner, row, column, step = place(order, position, step)
-        row_tile = row * order.cluster + call.row_in_cluster
-        if row_tile < row_tiles(order, owner) and exchange.world_size > 1:
-            cute.arch.mbarrier_wait(call.stored + slot, phase)
-            if lane == 0:
-                fence_proxy_alias()
-                raise_flag(exchange, base_of(exchange, owner), row_tile * order.columns + column)
-                cute.arch.mbarrier_arrive(call.published + slot)
-            slot, phase = advance(slot, phase, PUBLICATIONS)
-        position += call.workers
 
 
 @cute.jit

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, Uint32
 
 from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag
+from dsv4_symm_mem.device.fences import fence_proxy_alias
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
 from dsv4_symm_mem.device.vectors import store_16
 
@@ -77,8 +79,12 @@ def send_tokens(call: Constexpr[Call]) -> None:
 
 
 @cute.jit
-def run_publisher(call: Constexpr[Call]) -> None:
-    """The publishing warp: tokens for peers without tiles, then a flag per stored remote tile."""
+def run_publisher(call: Constexpr[Call], multicast: Constexpr[bool] = False) -> None:
+    """The publishing warp: tokens for peers without tiles, then a flag at the owner of every tile sent.
+
+    Pushed tiles are the remote ones. With `multicast` (`device.pull`) they are all of a call with peers, and
+    are read through another address than they were stored to.
+    """
     exchange, order = call.exchange, call.order
     lane = cute.arch.lane_idx()
     send_tokens(call)
@@ -87,9 +93,14 @@ def run_publisher(call: Constexpr[Call]) -> None:
     while position < order.positions:
         owner, row, column, step = place(order, position, step)
         row_tile = row * order.cluster + call.row_in_cluster
-        if owner != exchange.rank and row_tile < row_tiles(order, owner):
+        sent = owner != exchange.rank
+        if cutlass.const_expr(multicast):
+            sent = exchange.world_size > 1
+        if sent and row_tile < row_tiles(order, owner):
             cute.arch.mbarrier_wait(call.stored + slot, phase)
             if lane == 0:
+                if cutlass.const_expr(multicast):
+                    fence_proxy_alias()
                 raise_flag(exchange, base_of(exchange, owner), row_tile * order.columns + column)
                 cute.arch.mbarrier_arrive(call.published + slot)
             slot, phase = advance(slot, phase, PUBLICATIONS)

@@ -35,8 +35,7 @@ from dsv4_symm_mem.device.exchange import (
 )
 from dsv4_symm_mem.device.forward import run_forwarder, staging_of
 from dsv4_symm_mem.device.order import TileOrder, select
-from dsv4_symm_mem.device.pull import run_pull_publisher
-from dsv4_symm_mem.device.roles import PUBLICATIONS
+from dsv4_symm_mem.device.roles import PUBLICATIONS, run_publisher
 from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.slots import BOUNCES, STAGED_TILES
 
@@ -396,7 +395,7 @@ class GemmReduceScatter:
                 run_forwarder(call)
         else:
             if warp == FORWARDER and not halted:
-                run_pull_publisher(call)
+                run_publisher(call, multicast=True)
             if (warp == PEERS or warp > TIDIER) and not halted:
                 reader = select(warp == PEERS, 0, warp - TIDIER)
                 run_readers(call, reader, Int32(block), Int32(blocks))
