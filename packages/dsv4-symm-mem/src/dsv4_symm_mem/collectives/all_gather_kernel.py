@@ -37,7 +37,7 @@ from dsv4_symm_mem.device.exchange import (
     wait_for_sources,
 )
 from dsv4_symm_mem.device.order import TileOrder, row_tiles, rows_of
-from dsv4_symm_mem.device.roles import NAN_PAIR, PUBLICATIONS, Call, advance, fill_rows
+from dsv4_symm_mem.device.roles import NAN_PAIR, PUBLICATIONS, Call, advance, fill_rows, note_abort
 from dsv4_symm_mem.device.strips import ROW_MAJOR_STEP, load_strip, store_strip
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
 
@@ -219,13 +219,6 @@ class AllGather:
 
 
 @cute.jit
-def _note_abort(call: Constexpr[GatherCall], aborted: Boolean) -> None:
-    if aborted and cute.arch.lane_idx() == 0:
-        # Strong, since several warps may say so at once.
-        cute.arch.store(call.aborted, Int32(1), sem="relaxed", scope="cta")
-
-
-@cute.jit
 def run_gather_publisher(call: Constexpr[GatherCall]) -> None:
     """The publishing warp: the flags of stored tiles, or the token of a rank without rows, at all peers."""
     exchange, order = call.exchange, call.order
@@ -246,7 +239,7 @@ def run_gather_publisher(call: Constexpr[GatherCall]) -> None:
         aborted, _ = wait_for_sources(
             exchange, order.last_owner + 1, exchange.world_size, exchange.token, Int64(0)
         )
-        _note_abort(call, aborted)
+        note_abort(call.aborted, aborted)
 
 
 @cute.jit
@@ -289,7 +282,7 @@ def run_data(call: Constexpr[GatherCall], warp: Int32) -> None:
         source = (exchange.rank + 1 + position % peers) % exchange.world_size
         if tile < row_tiles(order, source) * order.columns:
             aborted, deadline = wait_for_sources(exchange, source, source + 1, tile, deadline)
-            _note_abort(call, aborted)
+            note_abort(call.aborted, aborted)
             strip = Int32(warp)
             while strip < strips and not aborted:
                 receive_strip(call, source, tile, strip)

@@ -42,6 +42,7 @@ from dsv4_symm_mem.device.roles import (
     PUBLICATIONS,
     Call,
     advance,
+    note_abort,
     poison_output,
     run_publisher,
     zero_uncovered_rows,
@@ -272,9 +273,7 @@ def run_data(call: Constexpr[UnfusedCall], warp: Int32) -> None:
         if owner == exchange.rank:
             if exchange.world_size > 1 and not aborted:
                 aborted, deadline = wait_for_peers(exchange, tile, deadline)
-                if aborted and cute.arch.lane_idx() == 0:
-                    # Strong, since several warps may say so at once.
-                    cute.arch.store(call.aborted, Int32(1), sem="relaxed", scope="cta")
+                note_abort(call.aborted, aborted)
             strip = Int32(warp)
             while strip < block_rows * block_columns and not aborted:
                 block_row = strip % block_rows

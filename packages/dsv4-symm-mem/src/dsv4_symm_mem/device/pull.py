@@ -38,7 +38,7 @@ from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag, wait_fo
 from dsv4_symm_mem.device.fences import fence_proxy_alias
 from dsv4_symm_mem.device.multimem import multimem_ld_reduce_bf16, multimem_store
 from dsv4_symm_mem.device.order import row_tiles, rows_of, select
-from dsv4_symm_mem.device.roles import Call
+from dsv4_symm_mem.device.roles import Call, note_abort
 from dsv4_symm_mem.device.vectors import Words, load_16, store_16
 from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, unit_rows, units_of
@@ -100,7 +100,7 @@ def run_reducer(call: Constexpr[PulledCall], reader: Int32, readers: Int32) -> N
         item += readers
     if reader == 0 and order.own == 0 and exchange.world_size > 1:
         aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
-    note_abort(call, aborted)
+    note_abort(call.aborted, aborted)
 
 
 @cute.jit
@@ -126,15 +126,7 @@ def run_gatherer(call: Constexpr[PulledCall], reader: Int32, readers: Int32) -> 
                 fence_proxy_alias()
                 copy_unit(call, owner, first_row, tile, columns, offset)
         turn += readers
-    note_abort(call, aborted)
-
-
-@cute.jit
-def note_abort(call: Constexpr[PulledCall], aborted: Boolean) -> None:
-    """Say that this CTA's output will not be complete, as one whole warp."""
-    if aborted and cute.arch.lane_idx() == 0:
-        # Strong, since several warps may say so at once.
-        cute.arch.store(call.aborted, Int32(1), sem="relaxed", scope="cta")
+    note_abort(call.aborted, aborted)
 
 
 @cute.jit

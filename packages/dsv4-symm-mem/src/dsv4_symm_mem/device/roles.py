@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Int64, Uint32
+from cutlass import Boolean, Constexpr, Int32, Int64, Uint32
 
-from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag
+from dsv4_symm_mem.device.exchange import Exchange, base_of, raise_flag, wait_for_peers
 from dsv4_symm_mem.device.fences import fence_proxy_alias
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
 from dsv4_symm_mem.device.vectors import store_16
@@ -76,6 +76,27 @@ def send_tokens(call: Constexpr[Call]) -> None:
             if peer != exchange.rank and rows_of(order, peer) == 0:
                 raise_flag(exchange, base_of(exchange, peer), exchange.token)
             peer += 32
+
+
+@cute.jit
+def note_abort(word: cute.Pointer, aborted: Boolean) -> None:
+    """Write 1 to a word of shared memory if `aborted`, as one of several warps that may."""
+    if aborted and cute.arch.lane_idx() == 0:
+        # Strong, since several warps may say so at once.
+        cute.arch.store(word, Int32(1), sem="relaxed", scope="cta")
+
+
+@cute.jit
+def wait_for_own_tile(
+    exchange: Constexpr[Exchange], tile: Int32, deadline: Int64, word: cute.Pointer
+) -> tuple[Boolean, Int64]:
+    """`wait_for_peers` as the CTA's only warp that waits; an abort is noted in `word`, shared memory."""
+    aborted, deadline = wait_for_peers(exchange, tile, deadline)
+    if aborted:
+        with cute.arch.elect_one():
+            cute.arch.store(word, Int32(1))
+        cute.arch.sync_warp()
+    return aborted, deadline
 
 
 @cute.jit

@@ -26,7 +26,7 @@ from dsv4_symm_mem.device.fences import fence_proxy_async
 from dsv4_symm_mem.device.forward import StagedCall
 from dsv4_symm_mem.device.order import place, row_tiles, rows_of, select
 from dsv4_symm_mem.device.pull import PulledCall, partial_address, run_gatherer, run_reducer
-from dsv4_symm_mem.device.roles import PUBLICATIONS, Call, advance
+from dsv4_symm_mem.device.roles import PUBLICATIONS, Call, advance, wait_for_own_tile
 from dsv4_symm_mem.protocol.slots import STAGED_TILES
 
 from dsv4_gemm_rs.kernels.sm100.config import (
@@ -191,11 +191,7 @@ def run_peer_loader(call: Constexpr[PushedFusedCall]) -> None:
         if owner == exchange.rank and row_tile < row_tiles(order, owner) and exchange.world_size > 1:
             tile = row_tile * order.columns + column
             if not aborted:
-                aborted, deadline = wait_for_peers(exchange, tile, deadline)
-                if aborted:
-                    with cute.arch.elect_one():
-                        cute.arch.store(call.aborted, Int32(1))
-                    cute.arch.sync_warp()
+                aborted, deadline = wait_for_own_tile(exchange, tile, deadline, call.aborted)
             fence_proxy_async()
             first = tile * (config.tile_bytes // ROW_BYTES)
             for i in cutlass.range(config.chunks, unroll=1):

@@ -46,7 +46,13 @@ from dsv4_symm_mem.device.exchange import (
 from dsv4_symm_mem.device.fences import fence_proxy_async
 from dsv4_symm_mem.device.order import TileOrder, place, rows_of
 from dsv4_symm_mem.device.pacing import block_duration_of
-from dsv4_symm_mem.device.roles import advance, poison_output, send_tokens, zero_uncovered_rows
+from dsv4_symm_mem.device.roles import (
+    advance,
+    poison_output,
+    send_tokens,
+    wait_for_own_tile,
+    zero_uncovered_rows,
+)
 from dsv4_symm_mem.device.send import SentCall, send_tile
 
 from dsv4_gemm_rs.kernels.sm90.config import (
@@ -385,11 +391,7 @@ def run_gatherer(call: Constexpr[FusedCall]) -> None:
             if owner == exchange.rank:
                 tile = row_tile * order.columns + column_tile
                 if not aborted:
-                    aborted, deadline = wait_for_peers(exchange, tile, deadline)
-                    if aborted:
-                        with cute.arch.elect_one():
-                            cute.arch.store(call.aborted, Int32(1))
-                        cute.arch.sync_warp()
+                    aborted, deadline = wait_for_own_tile(exchange, tile, deadline, call.aborted)
                 fence_proxy_async()
                 if group == 0:
                     stage_0, phase_0 = gather_tile(call, tile, aborted, Int32(0), stage_0, phase_0)

@@ -41,7 +41,7 @@ from dsv4_symm_mem.device.exchange import (
 from dsv4_symm_mem.device.fences import fence_proxy_async
 from dsv4_symm_mem.device.forward import StagedCall, run_forwarder, staging_of
 from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
-from dsv4_symm_mem.device.roles import advance, poison_output, zero_uncovered_rows
+from dsv4_symm_mem.device.roles import advance, poison_output, wait_for_own_tile, zero_uncovered_rows
 from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BOUNCES, STAGED_TILES
 
 from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, TILE_K
@@ -408,11 +408,7 @@ def run_loader(call: Constexpr[SwappedCall]) -> None:
         if owner == exchange.rank:
             tile = row_tile * order.columns + column
             if exchange.world_size > 1 and not aborted:
-                aborted, deadline = wait_for_peers(exchange, tile, deadline)
-                if aborted:
-                    with cute.arch.elect_one():
-                        cute.arch.store(call.aborted, Int32(1))
-                    cute.arch.sync_warp()
+                aborted, deadline = wait_for_own_tile(exchange, tile, deadline, call.aborted)
             fence_proxy_async()
             for chunk in cutlass.range(config.chunks, unroll=1):
                 for source in cutlass.range(exchange.world_size, unroll=1):
