@@ -41,13 +41,12 @@ STAGE_BYTES = 128
 LINK_SHARE = 1 / 3
 """Share of a wave's time up to which its tiles may need the link for waves to be square.
 
-Measured on two H200s (N = 5120, M = 4096 and 8192, us): with K = 2048 (a share of 0.5) square waves take
-122.2 and 240.6, groups of four rows 120.0 and 233.7; with K = 4096 (0.25) 238.3 and 469.4 against 244.8 and
-485.8.
+On two H200s with N = 5120 square waves lost to groups of four rows where K is 2048 (a share of 0.5), and won
+where it is 4096 (0.25).
 """
 LEAST_ROWS = 4
-"""Position rows of a group by columns: three take 121.8 and 237.7 there, and one takes a third more than four
-where a rank has 33 multiprocessors."""
+"""Position rows of a group by columns: three were slower there, and one much slower where a rank has few
+multiprocessors."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ An aborted call runs to its end: the gathering warp stops waiting and hands out 
 so roles never disagree on how many a tile takes. The last CTA to leave then fills the output with NaN, as no
 CTA can know what others still store. A call that finds the abort word set when it starts only does that.
 
-Rejected: both warpgroups on one tile of twice the width, so that the tensor cores idle in every epilogue (8
-to 12 % of a call with K = 2048). Staging remote tiles in device memory: they cross L2 twice more. Adding
-peers with global loads from the math warps: a microsecond's latency for each, and the registers are taken.
+Rejected: both warpgroups on one tile of twice the width, so that the tensor cores idle in every epilogue.
+Staging remote tiles in device memory: they cross L2 twice more. Adding peers with global loads from the
+math warps: a microsecond's latency for each, and the registers are taken.
 """
 
 from __future__ import annotations
