@@ -55,7 +55,7 @@ class KernelConfig:
 
     @property
     def cluster(self) -> int:
-        """CTAs of a cluster: none. Two that share A were hardly faster in long calls, slower in short ones."""
+        """CTAs of a cluster: none. Two that share A were hardly faster in long calls, slower in short."""
         return 1
 
     @property
