@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from dsv4_gemm_rs.kernels.sm90.config import FAMILY, MATH_GROUPS, KernelConfig
+from dsv4_gemm_rs.kernels.sm90.config import FAMILY, KernelConfig
 from dsv4_gemm_rs.kernels.sm90.kernel import GemmReduceScatter
 from dsv4_gemm_rs.kernels.sm90.kernel import example_arguments as fused_arguments
 from dsv4_symm_mem.collectives.reduce_scatter_kernel import ReduceScatter
@@ -26,7 +26,7 @@ def test_fused_kernel(config: KernelConfig) -> None:
     loads = [code for code in codes if code.startswith("cp.async.bulk.tensor")]
     assert [code.split(".")[4] for code in loads] == ["2d", "5d"]
     bulk_load = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    assert codes.count(bulk_load) == MATH_GROUPS * config.chunks
+    assert codes.count(bulk_load) == config.chunks
     # The epoch is read, all of the CTA meets, and only then is the ticket taken and the epoch bumped.
     meet = next(code for code in codes if code.startswith("bar.sync"))
     positions_in_order(

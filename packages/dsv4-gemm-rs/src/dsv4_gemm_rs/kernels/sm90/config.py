@@ -26,8 +26,10 @@ MAX_ACCUMULATORS = 160
 """Registers of a math thread that its tile may take; it has 232."""
 MAX_MMA_COLUMNS = 256
 """Widest N of a wgmma instruction."""
-GATHERED_CHUNKS = 2
-"""Chunks of peers' tiles that a math warpgroup may have in shared memory."""
+LEAST_CHUNKS = 4
+"""Chunks of peers' tiles for which shared memory is kept."""
+MOST_CHUNKS = 8
+"""Most of them, where pipeline stages leave more room."""
 CHUNK_BYTES = 8192
 """Most bytes of a chunk: it bounds the registers of the rank-order sum."""
 
@@ -76,8 +78,12 @@ class KernelConfig:
     @property
     def stages(self) -> int:
         """Pipeline stages."""
-        free = SHARED_BYTES - RESERVED_BYTES - self.tile_bytes - self.gather_bytes
-        return min(self.max_stages, free // self.stage_bytes)
+        return min(self.max_stages, (self._free_bytes - LEAST_CHUNKS * self.chunk_bytes(0)) // self.stage_bytes)
+
+    @property
+    def _free_bytes(self) -> int:
+        """Shared memory for stages and chunks."""
+        return SHARED_BYTES - RESERVED_BYTES - self.tile_bytes
 
     @property
     def staging_bytes(self) -> int:
@@ -90,9 +96,18 @@ class KernelConfig:
         return self.tile_m * self.tile_n * 2
 
     @property
+    def ring_chunks(self) -> int:
+        """Chunks of peers' tiles that may be on their way at a time.
+
+        A chunk takes one to two microseconds to come, so they decide how fast own tiles are finished where
+        there are many peers: seven take 280 KB for a tile of 128 x 160.
+        """
+        return min(MOST_CHUNKS, (self._free_bytes - self.stages * self.stage_bytes) // self.chunk_bytes(0))
+
+    @property
     def gather_bytes(self) -> int:
         """Shared memory into which peers' chunks are gathered."""
-        return MATH_GROUPS * GATHERED_CHUNKS * self.chunk_bytes(0)
+        return self.ring_chunks * self.chunk_bytes(0)
 
     @property
     def chunk_columns(self) -> int:

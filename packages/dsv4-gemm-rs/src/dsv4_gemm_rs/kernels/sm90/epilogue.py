@@ -35,15 +35,15 @@ from dsv4_symm_mem.device.vectors import (
 )
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
 
-from dsv4_gemm_rs.kernels.sm90.config import GATHERED_CHUNKS, MAX_MMA_COLUMNS, KernelConfig
+from dsv4_gemm_rs.kernels.sm90.config import MAX_MMA_COLUMNS, KernelConfig
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """One math warpgroup's ring of peers' chunks in shared memory.
+    """The ring of peers' chunks in shared memory; own tiles take theirs from it one after the other.
 
     Attributes:
-        full, empty: `GATHERED_CHUNKS` mbarriers each.
+        full, empty: `KernelConfig.ring_chunks` mbarriers each.
         address: Shared-memory address of the first chunk.
     """
 
@@ -152,7 +152,7 @@ def add_peers(
                     at = [index * 8 + element for element in range(8)]
                     _add_block(sums, at, _chunk_words(config, gathered, stage, thread_offset, *places[index]))
                 release_chunk(gathered, stage)
-                stage, phase = advance(stage, phase, GATHERED_CHUNKS)
+                stage, phase = advance(stage, phase, config.ring_chunks)
             for index in cutlass.range_constexpr(len(places)):
                 atom, block, half = places[index]
                 for element in cutlass.range_constexpr(8):
@@ -167,8 +167,17 @@ def add_peers(
                     accumulators, at, _chunk_words(config, gathered, stage, thread_offset, *places[index])
                 )
             release_chunk(gathered, stage)
-            stage, phase = advance(stage, phase, GATHERED_CHUNKS)
+            stage, phase = advance(stage, phase, config.ring_chunks)
     return stage, phase
+
+
+@cute.jit
+def skip_peers(
+    config: Constexpr[KernelConfig], world_size: Int32, stage: Int32, phase: Int32
+) -> tuple[Int32, Int32]:
+    """The ring's place after an own tile that the other warpgroup finishes."""
+    stage += config.chunks * (world_size - 1)
+    return stage % config.ring_chunks, phase ^ (stage // config.ring_chunks & 1)
 
 
 @cute.jit

@@ -56,14 +56,13 @@ from dsv4_symm_mem.device.roles import (
 from dsv4_symm_mem.device.send import SentCall, send_tile
 
 from dsv4_gemm_rs.kernels.sm90.config import (
-    GATHERED_CHUNKS,
     MATH_GROUPS,
     THREADS_PER_GROUP,
     TILE_K,
     WARPS_PER_GROUP,
     KernelConfig,
 )
-from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered, add_peers, fill_buffer, store_rows
+from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered, add_peers, fill_buffer, skip_peers, store_rows
 from dsv4_gemm_rs.kernels.sm90.mainloop import (
     Operands,
     Ring,
@@ -83,7 +82,7 @@ class FusedCall(SentCall):
     Attributes:
         config: The tile configuration.
         ring, operands: Where tiles go and come from.
-        gathered: `GATHERED_CHUNKS` mbarriers full and empty, and chunks, of both math warpgroups.
+        gathered: The ring of peers' chunks.
         k_tiles: Steps of K.
         aborted: Shared-memory word, 1 from the gathering warp's abort on.
     """
@@ -178,8 +177,8 @@ class GemmReduceScatter:
             turn: cute.struct.MemRange[Int64, MATH_GROUPS]
             stored: cute.struct.MemRange[Int64, 1]
             published: cute.struct.MemRange[Int64, 1]
-            gathered: cute.struct.MemRange[Int64, MATH_GROUPS * GATHERED_CHUNKS]
-            taken: cute.struct.MemRange[Int64, MATH_GROUPS * GATHERED_CHUNKS]
+            gathered: cute.struct.MemRange[Int64, config.ring_chunks]
+            taken: cute.struct.MemRange[Int64, config.ring_chunks]
             halted: Int32
             aborted: Int32
             a: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(a_layout)], 1024]
@@ -306,7 +305,7 @@ class GemmReduceScatter:
                 cute.arch.mbarrier_init(ring.turn + i, WARPS_PER_GROUP)
             cute.arch.mbarrier_init(stored, WARPS_PER_GROUP)
             cute.arch.mbarrier_init(published, 1)
-            for i in cutlass.range_constexpr(MATH_GROUPS * GATHERED_CHUNKS):
+            for i in cutlass.range_constexpr(config.ring_chunks):
                 cute.arch.mbarrier_init(call.gathered.full + i, 1)
                 cute.arch.mbarrier_init(call.gathered.empty + i, WARPS_PER_GROUP)
             enter(exchange, halted_word, aborted_word)
@@ -382,8 +381,7 @@ def run_gatherer(call: Constexpr[FusedCall]) -> None:
     exchange, order = call.exchange, call.order
     aborted = Boolean(False)
     deadline = Int64(0)
-    step, group = Int32(0), Int32(0)
-    stage_0, phase_0, stage_1, phase_1 = Int32(0), Int32(0), Int32(0), Int32(0)
+    step, stage, phase = Int32(0), Int32(0), Int32(0)
     position = Int32(call.worker)
     if exchange.world_size > 1:
         while position < order.positions:
@@ -393,11 +391,7 @@ def run_gatherer(call: Constexpr[FusedCall]) -> None:
                 if not aborted:
                     aborted, deadline = wait_for_own_tile(exchange, tile, deadline, call.aborted)
                 fence_proxy_async()
-                if group == 0:
-                    stage_0, phase_0 = gather_tile(call, tile, aborted, Int32(0), stage_0, phase_0)
-                else:
-                    stage_1, phase_1 = gather_tile(call, tile, aborted, Int32(1), stage_1, phase_1)
-            group = group ^ 1
+                stage, phase = gather_tile(call, tile, aborted, stage, phase)
             position += call.workers
         if call.worker == 0 and order.own == 0:
             aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
@@ -405,31 +399,27 @@ def run_gatherer(call: Constexpr[FusedCall]) -> None:
 
 @cute.jit
 def gather_tile(
-    call: Constexpr[FusedCall], tile: Int32, aborted: Boolean, group: Int32, stage: Int32, phase: Int32
+    call: Constexpr[FusedCall], tile: Int32, aborted: Boolean, stage: Int32, phase: Int32
 ) -> tuple[Int32, Int32]:
-    """Bring the peers' chunks of an own tile to math warpgroup `group`; an aborted call only says so.
-
-    Returns the next place in the warpgroup's ring.
-    """
+    """Bring in the peers' chunks of an own tile; an aborted call only says so. Returns the ring's next place."""
     config, exchange = call.config, call.exchange
     for chunk in cutlass.range_constexpr(config.chunks):
         chunk_bytes = config.chunk_bytes(chunk)
         for source in cutlass.range(exchange.world_size, unroll=1):
             if source != exchange.rank:
-                at = group * GATHERED_CHUNKS + stage
-                full = call.gathered.full + at
-                cute.arch.mbarrier_wait(call.gathered.empty + at, phase ^ 1)
+                full = call.gathered.full + stage
+                cute.arch.mbarrier_wait(call.gathered.empty + stage, phase ^ 1)
                 if aborted:
                     with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive(full)
                 else:
                     slot = slot_address(exchange, exchange.own_base, exchange.rank, source)
                     piece = slot + Int64(tile) * config.tile_bytes + chunk * config.chunk_bytes(0)
-                    target = call.gathered.address + at * config.chunk_bytes(0)
+                    target = call.gathered.address + stage * config.chunk_bytes(0)
                     with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive_and_expect_tx(full, chunk_bytes)
                         bulk_load(target, piece, Int32(chunk_bytes), Int32(full.toint()))
-                stage, phase = advance(stage, phase, GATHERED_CHUNKS)
+                stage, phase = advance(stage, phase, config.ring_chunks)
     return stage, phase
 
 
@@ -443,11 +433,6 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
     a_fragments = mma.make_fragment_A(slice_.partition_A(ring.a))
     w_fragments = mma.make_fragment_B(slice_.partition_B(ring.w))
     accumulators = cute.make_rmem_tensor(mma.partition_shape_C((config.tile_m, config.tile_n)), Float32)
-    gathered = Gathered(
-        call.gathered.full + group * GATHERED_CHUNKS,
-        call.gathered.empty + group * GATHERED_CHUNKS,
-        call.gathered.address + group * (GATHERED_CHUNKS * config.chunk_bytes(0)),
-    )
     buffer = Int32(call.buffer.toint())
     stage, phase, step = Int32(0), Int32(0), Int32(0)
     chunk_stage, chunk_phase = Int32(0), Int32(0)
@@ -474,7 +459,7 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                 if exchange.world_size > 1:
                     chunk_stage, chunk_phase = add_peers(
                         config,
-                        gathered,
+                        call.gathered,
                         accumulators,
                         member,
                         exchange.rank,
@@ -496,6 +481,8 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                 )
         else:
             stage, phase = skip(config, call.k_tiles, stage, phase)
+            if not remote:
+                chunk_stage, chunk_phase = skip_peers(config, exchange.world_size, chunk_stage, chunk_phase)
         if remote:
             sent = sent ^ 1
         turn = turn ^ 1
