@@ -7,10 +7,13 @@ so ranks that run this and ranks that run a fused kernel with the same tile shap
 in FP32 is rounded once to BF16 where it leaves the rank and not at all where it stays, like a fused
 kernel's; a BF16 partial is taken as it is.
 
-Data warps are independent: each moves strips of 8 rows by 128 columns (64 of an FP32 partial), 256
-contiguous bytes of each row; before an own tile each waits for the peers' flags itself, so
-no barrier joins them. A publishing warp raises flags (`device.roles`).
+Some data warps push remote tiles, the others reduce own ones, each kind at its own pace: the link never waits
+for a peer's flag or for the sums, which only memory limits. All are independent: each moves strips of 8 rows
+by 128 columns (64 of an FP32 partial), 256 contiguous bytes of each row; before an own tile each
+reducing warp waits for the peers' flags itself, so no barrier joins them. A publishing warp raises flags
+(`device.roles`).
 
+Rejected: every data warp for both, in the order of tiles. The link stood idle while own tiles were reduced.
 Rejected: the copy engine through shared memory. The partial's rows and a slot's blocks differ in
 layout, so the data would pass through registers anyway, and enough 16-byte loads are in flight without it.
 """
@@ -51,7 +54,9 @@ from dsv4_symm_mem.device.strips import ROW_MAJOR_STEP, load_strip, store_strip
 from dsv4_symm_mem.device.vectors import add_bf16, load_16, pack_bf16, store_16
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES
 
-DATA_WARPS = 15
+PUSHING_WARPS = 7
+REDUCING_WARPS = 8
+DATA_WARPS = PUSHING_WARPS + REDUCING_WARPS
 THREADS = 32 * (DATA_WARPS + 1)
 """Sixteen warps, so that a thread may have 128 registers; with seventeen it is 96, and the sums spill."""
 
@@ -65,7 +70,7 @@ class UnfusedCall(Call):
         strip_blocks: Blocks that a warp moves at a time.
         partial, partial_stride: The partial's address and row stride in elements.
         tile_m, tile_n: Tile shape.
-        aborted: Shared-memory word, 1 once a data warp has given up.
+        aborted: Shared-memory word, 1 once a reducing warp has given up.
     """
 
     from_float: bool
@@ -229,7 +234,7 @@ class ReduceScatter:
         )
         if thread == 0:
             for i in cutlass.range_constexpr(PUBLICATIONS):
-                cute.arch.mbarrier_init(call.stored + i, DATA_WARPS)
+                cute.arch.mbarrier_init(call.stored + i, PUSHING_WARPS)
                 cute.arch.mbarrier_init(call.published + i, 1)
             enter(exchange, storage.halted.ptr, storage.aborted.ptr)
         cute.arch.mbarrier_init_fence()
@@ -245,8 +250,10 @@ class ReduceScatter:
                     wait_for_peers(exchange, exchange.token, Int64(0))
         elif halted:
             poison_output(call, block * DATA_WARPS + warp, blocks * DATA_WARPS)
+        elif warp < PUSHING_WARPS:
+            run_pusher(call, warp)
         else:
-            run_data(call, warp)
+            run_reducer(call, warp - PUSHING_WARPS)
         cute.arch.sync_threads()
         if warp == 0 and world_size > 1:
             aborted = cute.arch.load(storage.aborted.ptr, Int32) != 0
@@ -255,52 +262,75 @@ class ReduceScatter:
 
 
 @cute.jit
-def run_data(call: Constexpr[UnfusedCall], warp: Int32) -> None:
-    """A data warp: its share of every tile's blocks."""
+def strips_of(call: Constexpr[UnfusedCall]) -> Int32:
+    """Strips of a tile; strip i is block row i % (tile_m / 8) of strip column i // (tile_m / 8)."""
+    columns = (call.tile_n // 32 + call.strip_blocks - 1) // call.strip_blocks
+    return call.tile_m // 8 * columns
+
+
+@cute.jit
+def run_pusher(call: Constexpr[UnfusedCall], warp: Int32) -> None:
+    """A pushing warp: its share of every remote tile's strips."""
     exchange, order = call.exchange, call.order
     block_rows = call.tile_m // 8
-    block_columns = (call.tile_n // 32 + call.strip_blocks - 1) // call.strip_blocks
-    tile_bytes = Int64(call.tile_m * call.tile_n) * 2
+    strips = strips_of(call)
     step, slot, phase = Int32(0), Int32(0), Int32(0)
-    aborted = Boolean(False)
-    deadline = Int64(0)
     position = Int32(call.worker)
     while position < order.positions:
         owner, row_tile, column, step = place(order, position, step)
-        tile = row_tile * order.columns + column
-        first_row = row_tile * call.tile_m
-        rows = rows_of(order, owner) - first_row
-        if owner == exchange.rank:
-            if exchange.world_size > 1 and not aborted:
-                aborted, deadline = wait_for_peers(exchange, tile, deadline)
-                note_abort(call.aborted, aborted)
-            strip = Int32(warp)
-            while strip < block_rows * block_columns and not aborted:
-                block_row = strip % block_rows
-                if first_row + block_row * 8 < order.covered_rows:
-                    reduce_strip(
-                        call, first_row, block_row, column, strip // block_rows, Int64(tile) * tile_bytes
-                    )
-                strip += DATA_WARPS
-        else:
+        if owner != exchange.rank:
+            tile = row_tile * order.columns + column
+            first_row = row_tile * call.tile_m
+            rows = rows_of(order, owner) - first_row
             cute.arch.mbarrier_wait(call.published + slot, phase ^ 1)
-            target = (
-                slot_address(exchange, base_of(exchange, owner), owner, exchange.rank)
-                + Int64(tile) * tile_bytes
-            )
+            target = slot_address(exchange, base_of(exchange, owner), owner, exchange.rank)
+            target += Int64(tile) * tile_bytes_of(call)
             strip = Int32(warp)
-            while strip < block_rows * block_columns:
+            while strip < strips:
                 block_row = strip % block_rows
                 if block_row * 8 < rows:
                     push_strip(
                         call, owner * order.shard + first_row, block_row, column, strip // block_rows, target
                     )
-                strip += DATA_WARPS
+                strip += PUSHING_WARPS
             cute.arch.sync_warp()
             if cute.arch.lane_idx() == 0:
                 cute.arch.mbarrier_arrive(call.stored + slot)
             slot, phase = advance(slot, phase, PUBLICATIONS)
         position += call.workers
+
+
+@cute.jit
+def run_reducer(call: Constexpr[UnfusedCall], warp: Int32) -> None:
+    """A reducing warp: its share of every own tile's strips."""
+    exchange, order = call.exchange, call.order
+    block_rows = call.tile_m // 8
+    strips = strips_of(call)
+    step = Int32(0)
+    aborted = Boolean(False)
+    deadline = Int64(0)
+    position = Int32(call.worker)
+    while position < order.positions:
+        owner, row_tile, column, step = place(order, position, step)
+        if owner == exchange.rank:
+            tile = row_tile * order.columns + column
+            first_row = row_tile * call.tile_m
+            if exchange.world_size > 1 and not aborted:
+                aborted, deadline = wait_for_peers(exchange, tile, deadline)
+                note_abort(call.aborted, aborted)
+            strip = Int32(warp)
+            while strip < strips and not aborted:
+                block_row = strip % block_rows
+                if first_row + block_row * 8 < order.covered_rows:
+                    in_slot = Int64(tile) * tile_bytes_of(call)
+                    reduce_strip(call, first_row, block_row, column, strip // block_rows, in_slot)
+                strip += REDUCING_WARPS
+        position += call.workers
+
+
+def tile_bytes_of(call: UnfusedCall) -> Int64:
+    """Bytes of a tile in a slot."""
+    return Int64(call.tile_m * call.tile_n) * 2
 
 
 def _load_float(call: UnfusedCall, row: Int32, column: Int32) -> list[Float32]:

@@ -78,7 +78,8 @@ class KernelConfig:
     @property
     def stages(self) -> int:
         """Pipeline stages."""
-        return min(self.max_stages, (self._free_bytes - LEAST_CHUNKS * self.chunk_bytes(0)) // self.stage_bytes)
+        free = self._free_bytes - LEAST_CHUNKS * self.chunk_bytes(0)
+        return min(self.max_stages, free // self.stage_bytes)
 
     @property
     def _free_bytes(self) -> int:
