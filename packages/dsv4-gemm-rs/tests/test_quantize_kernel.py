@@ -58,7 +58,7 @@ def test_memory_instructions(ptx: dict[str, str], variant: str) -> None:
     assert len(re.findall(r"ld\.global\.nc\S*\.v4\.b32", text)) == strips * 8 * element // 16
     narrow = "u16" if element == 2 else "b32"
     assert len(re.findall(rf"ld\.global\.nc\.{narrow}", text)) == strips * 8
-    stores = {"swizzled": ["v2.b32", "b32"], "row_major": ["v2.b32", "u8"], "none": ["v4.b32"]}[layout]
+    stores = {"swizzled": ["cs.v2.b32", "b32"], "row_major": ["cs.v2.b32", "u8"], "none": ["v4.b32"]}[layout]
     assert sorted(re.findall(r"st\.global\.(\S+)", text)) == sorted(strips * stores)
     assert len(re.findall(r"ld\.global", text)) == strips * (8 * element // 16 + 8)
     assert ".local" not in text, "registers spilled"
@@ -77,6 +77,9 @@ def test_arithmetic_instructions(ptx: dict[str, str], variant: str) -> None:
     assert len(re.findall(r"cvt\.rn\.bf16x2\.f32", text)) == 2 * 8 // 2 * round_trip
     assert len(re.findall(r"mul\.rn\.f32", text)) == 2 * 8 * (1 + round_trip)
     assert ".ftz" not in text, "subnormal elements would be lost"
+    packed = {"bfloat16": "bf16x2", "float16": "f16x2", "float32": "f32"}[variant.split("-")[0]]
+    assert len(re.findall(rf"fma\.rn\.{packed}", text)) == 2 * 8 * BYTES[variant.split("-")[0]] // 4
+    assert len(re.findall(r"max\.f32", text)) == 2 * 8
     shuffles = 2 * (4 if variant.endswith("swizzled") else 2)
     assert len(re.findall(r"shfl\.sync\.bfly", text)) == shuffles
     assert "div." not in text
