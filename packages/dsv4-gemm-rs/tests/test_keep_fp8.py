@@ -14,9 +14,10 @@ from dsv4_gemm_rs import Keep, WeightKind, prepare_weight
 from dsv4_gemm_rs import Path as Way
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Machine, Problem, decide
 from dsv4_gemm_rs.dispatch.costs import choose, estimate_us
-from dsv4_gemm_rs.dispatch.plan import operand_for, plan_launch
+from dsv4_gemm_rs.dispatch.decide import operand_for
+from dsv4_gemm_rs.dispatch.plan import plan_launch
 from dsv4_gemm_rs.dispatch.rates import SM90_FP8
-from dsv4_gemm_rs.kernels.families import Operand, members, operand_of
+from dsv4_gemm_rs.kernels.families import Operand, TileConfig, members, operand_of
 from dsv4_gemm_rs.kernels.sm90.config import RESERVED_BYTES, SHARED_BYTES
 from dsv4_gemm_rs.kernels.sm90.swapped_config import FAMILY, SwappedConfig
 from dsv4_gemm_rs.quantize import dequantize_mxfp8
@@ -28,7 +29,7 @@ from gemm_rs_support import assert_right, problems_for, ranks
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "sm90_fp8_gemm_h200.json").read_text())
 """Microseconds of bare GEMMs with FP8 weights by tile shape, and of cuBLAS with BF16 ones: one H200, random
-operands, CUDA graphs, medians; of the form whose own tiles left by ordinary stores."""
+operands, CUDA graphs, medians; math warps of the 160x256 tile with 232 registers, of the others with 224."""
 HOPPER = Machine(
     arch=90,
     world_size=4,
@@ -159,15 +160,17 @@ def test_the_same_kernel_multiplies_for_the_unfused_path() -> None:
     assert decide(replace(HOPPER, arch=80), PACKED).gemm is Gemm.BF16
 
 
-def test_estimates_and_choices_are_near_what_was_measured() -> None:
+def test_estimates_are_near_what_was_measured_and_choices_the_best_of_it() -> None:
     for row in MEASURED:
         m, n, k = row["m"], row["n"], row["k"]
-        times = {config: row[f"{config.tile_m}x{config.tile_n}"] for config in FAMILY}
+        times: dict[TileConfig, float] = {
+            config: row[f"{config.tile_m}x{config.tile_n}"] for config in FAMILY
+        }
         for config, measured in times.items():
             estimate = estimate_us(SM90_FP8, config, m, n, k, 1, 132)
-            assert 0.88 < estimate / measured < 1.12, (row, config, estimate)
+            assert 0.9 < estimate / measured < 1.1, (row, config, estimate)
         chosen = choose(SM90_FP8, FAMILY, m, n, k, 1, 132)
-        assert row[f"{chosen.tile_m}x{chosen.tile_n}"] <= 1.03 * min(times.values()), (row, chosen)
+        assert times[chosen] == min(times.values()), (row, chosen)
 
 
 def test_every_plan_of_every_admitted_call_fits() -> None:
@@ -182,8 +185,8 @@ def test_every_plan_of_every_admitted_call_fits() -> None:
 @pytest.mark.parametrize("config", FAMILY, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
 def test_configurations_fit(config: SwappedConfig) -> None:
     assert config.stages >= 3
-    assert config.parts * config.leaving_tokens == config.group_tokens
-    kept = config.bounce_bytes + config.leaving_bytes + RESERVED_BYTES
+    assert config.ring_chunks >= 2
+    kept = config.tile_bytes + config.gather_bytes + RESERVED_BYTES
     assert config.stages * config.stage_bytes + kept <= SHARED_BYTES
     assert 2 * config.math_registers + config.service_registers == 3 * 168
     assert config.chunks * config.chunk_tokens == config.group_tokens

@@ -58,9 +58,9 @@ def test_right_where_each_warpgroup_has_features_of_its_own(emulator: MakeEmulat
         assert_right(outs, problems)
 
 
-def test_a_tile_that_leaves_in_parts(emulator: MakeEmulation) -> None:
+def test_the_tile_with_the_smallest_chunks(emulator: MakeEmulation) -> None:
     config = SwappedConfig(176, 256)
-    assert config.parts > config.leaving_parts > 1
+    assert config.chunk_tokens < ALONG_FEATURES.chunk_tokens
     with ranks(emulator(2), 362, 192, config=config) as group:
         problems = packed(2, 362, 192, 128)
         outs = group.call(problems)
@@ -165,7 +165,7 @@ def test_nan_codes_and_scales_come_out_as_nan(emulator: MakeEmulation) -> None:
 
 def test_a_missing_rank_is_blamed_and_outputs_are_nan(emulator: MakeEmulation) -> None:
     problems = packed(2, 65, 128, 128)
-    # An aborted call's loader hands out chunks that it never loads.
+    # An aborted call's gathering warp hands out chunks that it never loads.
     with ranks(emulator(2, checks=False), 65, 128, deadline=0.001) as group:
         out = group.launch(0, problems[0])
         with pytest.raises(PeerTimeoutError) as caught:

@@ -37,23 +37,10 @@ from dsv4_symm_mem.device.exchange import (
     EXAMPLE_ARGUMENTS,
     Exchange,
     ExchangeArguments,
-    count_in,
-    enter,
-    leave,
     slot_address,
-    wait_for_peers,
 )
-from dsv4_symm_mem.device.fences import fence_proxy_async
 from dsv4_symm_mem.device.order import TileOrder, place, rows_of
-from dsv4_symm_mem.device.pacing import block_duration_of
-from dsv4_symm_mem.device.roles import (
-    advance,
-    poison_output,
-    send_tokens,
-    wait_for_own_tile,
-    zero_uncovered_rows,
-)
-from dsv4_symm_mem.device.send import SentCall, send_tile
+from dsv4_symm_mem.device.roles import advance, poison_output
 
 from dsv4_gemm_rs.kernels.sm90.config import (
     MATH_GROUPS,
@@ -63,6 +50,14 @@ from dsv4_gemm_rs.kernels.sm90.config import (
     KernelConfig,
 )
 from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered, add_peers, fill_buffer, skip_peers, store_rows
+from dsv4_gemm_rs.kernels.sm90.frame import (
+    GatheringCall,
+    begin,
+    end,
+    run_gatherer,
+    run_sender,
+    run_tidier,
+)
 from dsv4_gemm_rs.kernels.sm90.mainloop import (
     Operands,
     Ring,
@@ -76,7 +71,7 @@ from dsv4_gemm_rs.kernels.sm90.mainloop import (
 
 
 @dataclass(frozen=True)
-class FusedCall(SentCall):
+class FusedCall(GatheringCall):
     """A call of the fused kernel.
 
     Attributes:
@@ -84,7 +79,6 @@ class FusedCall(SentCall):
         ring, operands: Where tiles go and come from.
         gathered: The ring of peers' chunks.
         k_tiles: Steps of K.
-        aborted: Shared-memory word, 1 from the gathering warp's abort on.
     """
 
     config: KernelConfig
@@ -92,7 +86,6 @@ class FusedCall(SentCall):
     operands: Operands
     gathered: Gathered
     k_tiles: Int32
-    aborted: cute.Pointer
 
 
 def example_arguments() -> tuple[Any, ...]:
@@ -260,8 +253,6 @@ class GemmReduceScatter:
             a=storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner),
             w=storage.w.get_tensor(w_layout.outer, swizzle=w_layout.inner),
         )
-        halted_word = storage.halted.ptr
-        aborted_word = storage.aborted.ptr
         stored, published = storage.stored.data_ptr(), storage.published.data_ptr()
         exchange = Exchange(arguments)
         order = TileOrder(
@@ -291,27 +282,22 @@ class GemmReduceScatter:
                 Int32(storage.chunks.data_ptr().toint()),
             ),
             k_tiles=(k + TILE_K - 1) // TILE_K,
-            aborted=aborted_word,
+            aborted=storage.aborted.ptr,
         )
 
         if warp == math_warps:
             cpasync.prefetch_descriptor(a_atom)
             cpasync.prefetch_descriptor(w_atom)
-        if thread == 0:
-            for stage in cutlass.range_constexpr(config.stages):
-                cute.arch.mbarrier_init(ring.full + stage, 1)
-                cute.arch.mbarrier_init(ring.empty + stage, WARPS_PER_GROUP)
-            for i in cutlass.range_constexpr(MATH_GROUPS):
-                cute.arch.mbarrier_init(ring.turn + i, WARPS_PER_GROUP)
-            cute.arch.mbarrier_init(stored, WARPS_PER_GROUP)
-            cute.arch.mbarrier_init(published, 1)
-            for i in cutlass.range_constexpr(config.ring_chunks):
-                cute.arch.mbarrier_init(call.gathered.full + i, 1)
-                cute.arch.mbarrier_init(call.gathered.empty + i, WARPS_PER_GROUP)
-            enter(exchange, halted_word, aborted_word)
-        cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        halted = cute.arch.load(halted_word, Int32) != 0
+        barriers = (
+            (ring.full, config.stages, 1),
+            (ring.empty, config.stages, WARPS_PER_GROUP),
+            (ring.turn, MATH_GROUPS, WARPS_PER_GROUP),
+            (stored, 1, WARPS_PER_GROUP),
+            (published, 1, 1),
+            (call.gathered.full, config.ring_chunks, 1),
+            (call.gathered.empty, config.ring_chunks, WARPS_PER_GROUP),
+        )
+        halted = begin(exchange, barriers, storage.halted.ptr, call.aborted, thread)
 
         if warp >= math_warps:
             cute.arch.warpgroup_reg_dealloc(config.service_registers)
@@ -320,22 +306,16 @@ class GemmReduceScatter:
             if warp == math_warps + 1 and not halted:
                 run_sender(call)
             if warp == math_warps + 2 and not halted:
-                run_gatherer(call)
+                run_gatherer(call, gather_tile)
             if warp == math_warps + 3:
-                if thread == (math_warps + 3) * 32:
-                    count_in(exchange, blocks)
-                zero_uncovered_rows(call, block, blocks)
+                run_tidier(call, thread == (math_warps + 3) * 32)
         if warp < math_warps:
             cute.arch.warpgroup_reg_alloc(config.math_registers)
             if halted:
                 poison_output(call, block * math_warps + warp, blocks * math_warps)
             else:
                 run_math(call, mma, thread)
-        cute.arch.sync_threads()
-        if warp == 0 and world_size > 1:
-            aborted = cute.arch.load(aborted_word, Int32) != 0
-            if leave(exchange, blocks, aborted):
-                poison_output(call, Int32(0), Int32(1))
+        end(call, warp)
 
 
 @cute.jit
@@ -360,48 +340,10 @@ def run_loader(call: Constexpr[FusedCall]) -> None:
 
 
 @cute.jit
-def run_sender(call: Constexpr[FusedCall]) -> None:
-    """The sending warp: tokens for peers without tiles, then this CTA's remote tiles and their flags."""
-    exchange, order = call.exchange, call.order
-    send_tokens(call)
-    block_ps = block_duration_of(call.pacing)
-    step, phase = Int32(0), Int32(0)
-    position = Int32(call.worker)
-    while position < order.positions:
-        owner, row_tile, column_tile, step = place(order, position, step)
-        if owner != exchange.rank:
-            send_tile(call, owner, row_tile, column_tile, block_ps, phase)
-            phase = phase ^ 1
-        position += call.workers
-
-
-@cute.jit
-def run_gatherer(call: Constexpr[FusedCall]) -> None:
-    """The gathering warp: waits for the peers of every own tile and brings in their chunks."""
-    exchange, order = call.exchange, call.order
-    aborted = Boolean(False)
-    deadline = Int64(0)
-    step, stage, phase = Int32(0), Int32(0), Int32(0)
-    position = Int32(call.worker)
-    if exchange.world_size > 1:
-        while position < order.positions:
-            owner, row_tile, column_tile, step = place(order, position, step)
-            if owner == exchange.rank:
-                tile = row_tile * order.columns + column_tile
-                if not aborted:
-                    aborted, deadline = wait_for_own_tile(exchange, tile, deadline, call.aborted)
-                fence_proxy_async()
-                stage, phase = gather_tile(call, tile, aborted, stage, phase)
-            position += call.workers
-        if call.worker == 0 and order.own == 0:
-            aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
-
-
-@cute.jit
 def gather_tile(
     call: Constexpr[FusedCall], tile: Int32, aborted: Boolean, stage: Int32, phase: Int32
 ) -> tuple[Int32, Int32]:
-    """Bring in the peers' chunks of an own tile; an aborted call only says so. Returns the ring's next place."""
+    """See `frame.Gather`."""
     config, exchange = call.config, call.exchange
     for chunk in cutlass.range_constexpr(config.chunks):
         chunk_bytes = config.chunk_bytes(chunk)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import ArgumentError
-from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BOUNCES, STAGED_TILES
+from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS
 
 from dsv4_gemm_rs.kernels.sm90.config import RESERVED_BYTES, SHARED_BYTES, THREADS_PER_GROUP, TILE_K
 from dsv4_gemm_rs.packing import BLOCK_BYTES, GROUP_FEATURES
@@ -25,12 +25,12 @@ MATH_GROUPS = 2
 """Warpgroups that multiply."""
 UNITS = MATH_GROUPS * 4
 """Math warps; each holds 32 features of its warpgroup's tokens."""
-MAX_LEAVING_TOKENS = 160
-"""Tokens of a warpgroup's own tile that leave for the output together; if there are more, in parts of 16."""
-LEAVING_PARTS = 6
-"""Such parts that shared memory holds."""
-MAX_CHUNK_TOKENS = 32
-"""Most tokens of a warpgroup in a chunk of a peer's tile: it bounds the registers of the rank-order sum."""
+CHUNK_ACCUMULATORS = 160
+"""Most tokens of a warpgroup that leave registers for a rank-order sum of 16 tokens at a time; 8 if more."""
+LEAST_BYTES = 16384
+"""Shared memory that is kept for chunks of peers' tiles."""
+MOST_CHUNKS = 8
+"""Most chunks that it holds, where pipeline stages leave more."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class SwappedConfig:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: the math warpgroups, then one for loading and publishing."""
+        """Threads of a CTA: the math warpgroups, then one for loading, sending and gathering."""
         return (MATH_GROUPS + 1) * THREADS_PER_GROUP
 
     @property
     def x_stage_bytes(self) -> int:
-        """Bytes of one stage of the tokens, which also takes a chunk."""
+        """Bytes of one stage of the tokens."""
         return self.tile_m * TILE_K * 2
 
     @property
@@ -98,55 +98,32 @@ class SwappedConfig:
     @property
     def stages(self) -> int:
         """Pipeline stages."""
-        free = SHARED_BYTES - RESERVED_BYTES - self.bounce_bytes - self.leaving_bytes
-        return min(self.max_stages, free // self.stage_bytes)
+        return min(self.max_stages, (self._free_bytes - LEAST_BYTES) // self.stage_bytes)
 
     @property
-    def bounce_bytes(self) -> int:
-        """Shared memory through which staged tiles are sent."""
-        return BOUNCES * self.tile_m * BLOCK_COLUMNS * 2
+    def _free_bytes(self) -> int:
+        """Shared memory for stages and chunks."""
+        return SHARED_BYTES - RESERVED_BYTES - self.tile_bytes
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile in a slot."""
+        """Bytes of a tile in a slot, and of the shared memory from which finished tiles leave."""
         return self.tile_m * self.tile_n * 2
 
     @property
+    def part_bytes(self) -> int:
+        """Bytes of a math warp's part of a tile."""
+        return self.tile_bytes // UNITS
+
+    @property
     def staging_bytes(self) -> int:
-        """Device memory in which one CTA stages tiles."""
-        return STAGED_TILES * self.tile_bytes
-
-    @property
-    def parts(self) -> int:
-        """Parts of an own tile's tokens that leave one after the other."""
-        return 1 if self.group_tokens <= MAX_LEAVING_TOKENS else self.group_tokens // 16
-
-    @property
-    def leaving_tokens(self) -> int:
-        """Tokens of a part."""
-        return self.group_tokens // self.parts
-
-    @property
-    def leaving_parts(self) -> int:
-        """Parts that a math warp's memory holds."""
-        return min(self.parts, LEAVING_PARTS)
-
-    @property
-    def leaving_bytes(self) -> int:
-        """Shared memory in which math warps transpose tiles, and from which own ones leave for the output."""
-        return UNITS * self.leaving_parts * self.leaving_tokens * BLOCK_COLUMNS * 2
+        """Device memory in which one CTA stages tiles: none, they wait in its shared memory."""
+        return 0
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of each warpgroup that travel through one stage at a time: a multiple of 8."""
-        fitting = self.x_stage_bytes // (UNITS * BLOCK_COLUMNS * 2)
-        most = min(fitting, MAX_CHUNK_TOKENS if self.group_tokens <= 160 else MAX_CHUNK_TOKENS // 2)
-        return max(size for size in range(8, most + 1, 8) if self.group_tokens % size == 0)
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of a tile."""
-        return self.group_tokens // self.chunk_tokens
+        """Tokens of each math warp in a chunk of a peer's tile."""
+        return 16 if self.group_tokens <= CHUNK_ACCUMULATORS else 8
 
     @property
     def chunk_bytes(self) -> int:
@@ -154,14 +131,29 @@ class SwappedConfig:
         return UNITS * self.chunk_tokens * BLOCK_COLUMNS * 2
 
     @property
+    def chunks(self) -> int:
+        """Chunks of a tile."""
+        return self.group_tokens // self.chunk_tokens
+
+    @property
+    def ring_chunks(self) -> int:
+        """Chunks of peers' tiles that may be on their way at a time."""
+        return min(MOST_CHUNKS, (self._free_bytes - self.stages * self.stage_bytes) // self.chunk_bytes)
+
+    @property
+    def gather_bytes(self) -> int:
+        """Shared memory into which peers' chunks are gathered."""
+        return self.ring_chunks * self.chunk_bytes
+
+    @property
     def math_registers(self) -> int:
         """Registers of a math thread."""
-        return 224
+        return 232
 
     @property
     def service_registers(self) -> int:
-        """Registers of a loading or publishing thread."""
-        return 56
+        """Registers of a thread of the service warps."""
+        return 40
 
 
 FAMILY = tuple(

@@ -2,18 +2,19 @@
 """The epilogue with operands swapped: accumulators are features by tokens, slots and output the reverse.
 
 Contract: a math warp holds 32 features by `group_tokens` tokens. Of 8 tokens, two MMAs leave it four
-8 x 8 matrices, rounded to BF16 one register each. Stored transposed into shared memory of the warp's own
+8 x 8 matrices, rounded to BF16 one register each. Stored transposed into its part of the CTA's tile buffer
 (`stmatrix.trans`) they are rows of 32 features, a whole 8 x 32 block of the slot layout (`protocol.slots`).
-An own tile leaves for the output from there, a copy of the copy engine for each warp, while the next tile is
-multiplied. A remote one is read back, sixteen bytes a lane, and staged as without the swap.
+From there a tile leaves while the next is multiplied: an own one for the output, a copy of the copy engine
+for each warp, a remote one for its owner (`device.send`).
 
 A peer's blocks come the other way: read transposed (`ldmatrix.trans`), they lie as the accumulators do,
 which are added to in FP32 and in rank order, see `sm90.epilogue`. So FP32 never has to be transposed.
 
 A block's rows are 64 bytes, so that the eight rows of a matrix, 16 bytes of each, would meet in an eighth of
-the banks. In the warp's memory, 16-byte pieces are therefore exchanged within a row, piece g of token t at
-g xor t // 2, which is the copy engine's 64-byte swizzle; of a peer's block, which lies as it came, a lane's
-matrices are read in an order that depends on the token, and put in order with selects.
+the banks. Of an own tile, 16-byte pieces are therefore exchanged within a row, piece g of token t at
+g xor t // 2, which is the copy engine's 64-byte swizzle. Blocks that are sent or come from peers lie as slots
+have them: of these a lane's matrices are written and read in an order that depends on the token, for which
+eight selects put them in order.
 
 Rejected: ordinary stores to the output. All SMs end a tile at about the same time, and L2 took their stores
 at 4.3 TB/s on an H200: 4,700 cycles after each tile of 160 x 256, in which nothing was multiplied.
@@ -33,26 +34,24 @@ from cutlass.cutlass_dsl import dsl_user_op
 from dsv4_symm_mem.device.bulk import bulk_commit, bulk_wait_read
 from dsv4_symm_mem.device.fences import fence_proxy_async_shared
 from dsv4_symm_mem.device.roles import advance
-from dsv4_symm_mem.device.vectors import Words, add_bf16, load_shared_16, pack_bf16, store_16
+from dsv4_symm_mem.device.vectors import Words, add_bf16, pack_bf16
 from dsv4_symm_mem.protocol.slots import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS
 
 from dsv4_gemm_rs.kernels.sm90.config import WARPS_PER_GROUP
+from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered, release_chunk
 from dsv4_gemm_rs.kernels.sm90.swapped_config import UNITS, SwappedConfig
-from dsv4_gemm_rs.kernels.sm90.swapped_mainloop import SwappedRing, release
 
 Accumulators = Sequence[cute.Tensor]
-TOGETHER = 2
-"""Blocks of a remote tile that are transposed at a time."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """How own tiles leave.
+    """How tiles leave.
 
     Attributes:
         atom, out: Copy atom and coordinate tensor of the output [rows, columns].
-        memory: The math warps' shared memory, in the layout of `leaving_layout`.
-        address: Where this warp's part of it begins.
+        memory: The tile buffer, in the layout of `leaving_layout`.
+        address: Its shared-memory address.
     """
 
     atom: cute.CopyAtom
@@ -62,9 +61,9 @@ class Leaving:
 
 
 def leaving_layout(config: SwappedConfig) -> cute.ComposedLayout:
-    """Parts of math warps' tiles, [tokens, 32 features, parts of all warps], in the 64-byte swizzle."""
+    """The math warps' parts of an own tile, [tokens, 32 features, warps], in the 64-byte swizzle."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, BFloat16)
-    shape = (config.leaving_tokens, BLOCK_COLUMNS, UNITS * config.leaving_parts)
+    shape = (config.group_tokens, BLOCK_COLUMNS, UNITS)
     return cute.tile_to_shape(atom, shape, order=(0, 1, 2))
 
 
@@ -85,7 +84,7 @@ def tma_output(
         cpasync.CopyBulkTensorTileS2GOp(),
         out,
         cute.slice_(layout, (None, None, 0)),
-        (config.leaving_tokens, BLOCK_COLUMNS),
+        (config.group_tokens, BLOCK_COLUMNS),
     )
     return made
 
@@ -120,12 +119,6 @@ def _row_offset(lane: Int32) -> Int32:
     return token * 64 + ((lane // 8) ^ (token // 2)) * 16
 
 
-def _piece_offset(lane: Int32) -> Int32:
-    """Where lane 4·t + q finds its piece in a block: features 8·q to 8·q + 7 of token t."""
-    token = lane // 4
-    return token * 64 + ((lane % 4) ^ (token // 2)) % 4 * 16
-
-
 def _pair(row: int, block: int) -> int:
     """Where the first of two tokens lies in an accumulator: matrix row `row` of 2, tokens from 8·block."""
     return 2 * row + 4 * block
@@ -143,16 +136,11 @@ def _packed(accumulators: Accumulators, block: int) -> Words:
     )
 
 
-def _transposed(accumulators: Accumulators, memory: Int32, lane: Int32, block: int) -> tuple[Words, ...]:
-    """Of each of `TOGETHER` blocks from `block` on: features 8·q to 8·q + 7 of token t, for lane 4·t + q.
-
-    Two halves of `memory` take turns: what one holds has been read when the warp meets for the other.
-    """
-    half = memory + block // TOGETHER % 2 * (TOGETHER * BLOCK_BYTES)
-    for i in range(TOGETHER):
-        _store_transposed(half + i * BLOCK_BYTES + _row_offset(lane), _packed(accumulators, block + i))
-    cute.arch.sync_warp()
-    return tuple(load_shared_16(half + i * BLOCK_BYTES + _piece_offset(lane)) for i in range(TOGETHER))
+def _exchanged(words: Words, lane: Int32) -> Words:
+    """Word i xor q of four at place i, in lane 4·t + q: from a block's order to the lanes' and back."""
+    odd, high = lane % 2 != 0, lane % 4 >= 2
+    words = tuple(Uint32(cutlass.select_(odd, words[i ^ 1], words[i])) for i in range(4))
+    return tuple(Uint32(cutlass.select_(high, words[i ^ 2], words[i])) for i in range(4))
 
 
 def _placed(config: SwappedConfig, thread: Int32) -> tuple[Int32, Int32]:
@@ -163,32 +151,35 @@ def _placed(config: SwappedConfig, thread: Int32) -> tuple[Int32, Int32]:
     return warp % WARPS_PER_GROUP, warp // WARPS_PER_GROUP * config.group_tokens
 
 
+def part_of(config: SwappedConfig, thread: Int32) -> Int32:
+    """Which part of the buffer is its warp's: parts of a block of columns follow each other, as in a slot."""
+    column_block, first = _placed(config, thread)
+    return column_block * config.token_groups + first // config.group_tokens
+
+
 @cute.jit
-def stage_tile(
+def fill_buffer(
     config: Constexpr[SwappedConfig],
     accumulators: Constexpr[Accumulators],
-    memory: Int32,
-    buffer: Int64,
+    leaving: Constexpr[Leaving],
     thread: Int32,
     rows: Int32,
 ) -> None:
-    """Round to BF16 and store, in the layout of slots, into the buffer at that address, by way of `memory`.
+    """Round to BF16 and store, in the layout of slots, into the warp's part of the buffer.
 
-    Blocks of eight rows at or past `rows` are left out; they are not sent.
+    Blocks of eight rows at or past `rows` are left out; they are not sent. What is sent goes through the
+    async proxy: each lane's fence comes before the barrier that its lane 0 arrives on.
     """
-    column_block, first = _placed(config, thread)
-    place = column_block * (config.tile_m // BLOCK_ROWS) + first // BLOCK_ROWS
+    lane = thread % 32
+    _, first = _placed(config, thread)
+    address = leaving.address + part_of(config, thread) * config.part_bytes + _row_offset(lane)
     # An own tile may still be leaving.
     bulk_wait_read(0)
     cute.arch.sync_warp()
-    target = buffer + Int64(place * BLOCK_BYTES + (thread % 32) * 16)
-    for block in cutlass.range_constexpr(0, config.group_tokens // BLOCK_ROWS, TOGETHER):
+    for block in cutlass.range_constexpr(config.group_tokens // BLOCK_ROWS):
         if first + block * BLOCK_ROWS < rows:
-            pieces = _transposed(accumulators, memory, thread % 32, block)
-            for i in cutlass.range_constexpr(TOGETHER):
-                if first + (block + i) * BLOCK_ROWS < rows:
-                    store_16(target + (block + i) * BLOCK_BYTES, pieces[i])
-    # The next tile's first blocks go where this one's last may still be read.
+            _store_transposed(address + block * BLOCK_BYTES, _exchanged(_packed(accumulators, block), lane))
+    fence_proxy_async_shared()
     cute.arch.sync_warp()
 
 
@@ -204,13 +195,13 @@ def store_rows(
 ) -> None:
     """Round to BF16 and have it stored into the output; its rows at or past `valid_rows` become zeros.
 
-    What lies outside of the output is left out by the copy engine. Returns before it has read the memory.
+    What lies outside of the output is left out by the copy engine. Returns before it has read the buffer.
     """
     lane = thread % 32
     column_block, first = _placed(config, thread)
     row = first_row + first
     rows = cute.domain_offset((row, 0), leaving.out)
-    tiles = cute.local_tile(rows, (config.leaving_tokens, BLOCK_COLUMNS), (None, None))
+    tiles = cute.local_tile(rows, (config.group_tokens, BLOCK_COLUMNS), (0, None))
     shared, target = cpasync.tma_partition(
         leaving.atom,
         0,
@@ -218,31 +209,28 @@ def store_rows(
         cute.group_modes(leaving.memory, 0, 2),
         cute.group_modes(tiles, 0, 2),
     )
-    first_part = cute.arch.make_warp_uniform(thread // 32) * config.leaving_parts
+    part = cute.arch.make_warp_uniform(part_of(config, thread))
     column = cute.arch.make_warp_uniform(first_column // BLOCK_COLUMNS + column_block)
-    blocks = cutlass.const_expr(config.leaving_tokens // BLOCK_ROWS)
-    for part in cutlass.range_constexpr(config.parts):
-        place = cutlass.const_expr(part % config.leaving_parts)
-        bulk_wait_read(0 if part == 0 else config.leaving_parts - 1)
-        cute.arch.sync_warp()
-        address = leaving.address + place * blocks * BLOCK_BYTES + _row_offset(lane)
-        for i in cutlass.range_constexpr(blocks):
-            block = cutlass.const_expr(part * blocks + i)
-            token = row + block * BLOCK_ROWS + lane % 4 * 2
-            keep = Uint32(cutlass.select_(token < valid_rows, Uint32(0xFFFF), Uint32(0)))
-            keep |= Uint32(cutlass.select_(token + 1 < valid_rows, Uint32(0xFFFF0000), Uint32(0)))
-            words = tuple(word & keep for word in _packed(accumulators, block))
-            _store_transposed(address + i * BLOCK_BYTES, words)
-        fence_proxy_async_shared()
-        cute.arch.sync_warp()
-        cute.copy(leaving.atom, shared[(None, first_part + place)], target[(None, part, column)])
-        bulk_commit()
+    address = leaving.address + part_of(config, thread) * config.part_bytes + _row_offset(lane)
+    # The tile before may still be leaving.
+    bulk_wait_read(0)
+    cute.arch.sync_warp()
+    for block in cutlass.range_constexpr(config.group_tokens // BLOCK_ROWS):
+        token = row + block * BLOCK_ROWS + lane % 4 * 2
+        keep = Uint32(cutlass.select_(token < valid_rows, Uint32(0xFFFF), Uint32(0)))
+        keep |= Uint32(cutlass.select_(token + 1 < valid_rows, Uint32(0xFFFF0000), Uint32(0)))
+        words = tuple(word & keep for word in _packed(accumulators, block))
+        _store_transposed(address + block * BLOCK_BYTES, words)
+    fence_proxy_async_shared()
+    cute.arch.sync_warp()
+    cute.copy(leaving.atom, shared[(None, part)], target[(None, column)])
+    bulk_commit()
 
 
 @cute.jit
 def add_peers(
     config: Constexpr[SwappedConfig],
-    ring: Constexpr[SwappedRing],
+    gathered: Constexpr[Gathered],
     accumulators: Constexpr[Accumulators],
     thread: Int32,
     rank: Int32,
@@ -252,7 +240,7 @@ def add_peers(
 ) -> tuple[Int32, Int32]:
     """Add the peers' partials of an own tile, from the ring's chunks: by chunk of tokens, then by source."""
     blocks = cutlass.const_expr(config.chunk_tokens // BLOCK_ROWS)
-    offset = (thread // 32) * (blocks * BLOCK_BYTES) + _row_offset(thread % 32)
+    address = gathered.address + (thread // 32) * (blocks * BLOCK_BYTES) + _row_offset(thread % 32)
     for chunk in cutlass.range_constexpr(config.chunks):
         first = cutlass.const_expr(chunk * blocks)
         if rank > 0:
@@ -260,41 +248,26 @@ def add_peers(
             for total in sums:
                 total.fill(-0.0)
             for _ in cutlass.range(rank, unroll=1):
-                cute.arch.mbarrier_wait(ring.full + stage, phase)
-                _add(sums, 0, blocks, ring.x_address + stage * config.x_stage_bytes + offset, thread)
-                release_chunk(ring, stage)
-                stage, phase = advance(stage, phase, config.stages)
+                cute.arch.mbarrier_wait(gathered.full + stage, phase)
+                _add(sums, 0, blocks, address + stage * config.chunk_bytes, thread)
+                release_chunk(gathered, stage)
+                stage, phase = advance(stage, phase, config.ring_chunks)
             for total, accumulator in zip(sums, accumulators, strict=True):
                 for i in cutlass.range_constexpr(blocks * 4):
                     accumulator[first * 4 + i] = total[i] + accumulator[first * 4 + i]
         for _ in cutlass.range(rank + 1, world_size, unroll=1):
-            cute.arch.mbarrier_wait(ring.full + stage, phase)
-            _add(accumulators, first, blocks, ring.x_address + stage * config.x_stage_bytes + offset, thread)
-            release_chunk(ring, stage)
-            stage, phase = advance(stage, phase, config.stages)
+            cute.arch.mbarrier_wait(gathered.full + stage, phase)
+            _add(accumulators, first, blocks, address + stage * config.chunk_bytes, thread)
+            release_chunk(gathered, stage)
+            stage, phase = advance(stage, phase, config.ring_chunks)
     return stage, phase
-
-
-@cute.jit
-def release_chunk(ring: Constexpr[SwappedRing], stage: Int32) -> None:
-    """Give back a stage whose chunk this warp has read with ordinary loads.
-
-    One lane arrives for all, so all have to have read; what is written next comes through the async proxy.
-    """
-    fence_proxy_async_shared()
-    cute.arch.sync_warp()
-    release(ring, stage)
 
 
 def _add(values: Accumulators, first: int, blocks: int, address: Int32, thread: Int32) -> None:
     """Add the warp's blocks, whose row of this lane is at `address`, to those of `values` from `first` on."""
-    odd, high = thread % 2 != 0, thread % 4 >= 2
     for block in range(blocks):
-        # Register i holds matrix i xor q.
         words = _load_transposed(address + block * BLOCK_BYTES)
-        words = tuple(Uint32(cutlass.select_(odd, words[i ^ 1], words[i])) for i in range(4))
-        words = tuple(Uint32(cutlass.select_(high, words[i ^ 2], words[i])) for i in range(4))
-        for matrix, word in enumerate(words):
+        for matrix, word in enumerate(_exchanged(words, thread)):
             value, at = values[matrix // 2], _pair(matrix % 2, first + block)
             totals = add_bf16([value[at], value[at + 1]], [word])
             value[at], value[at + 1] = totals

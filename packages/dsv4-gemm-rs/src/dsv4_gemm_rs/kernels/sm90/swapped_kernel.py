@@ -2,22 +2,19 @@
 """The SM90 kernel for weights that stay in FP8: the kernel of `sm90.kernel` with its operands swapped.
 
 Contract: as `sm90.kernel`, with W packed (`dsv4_gemm_rs.packing`) and K a multiple of 128. Slots, flags,
-deadlines and what becomes of an aborted call are the same. A CTA's warps are two math warpgroups, which share
-a tile, and a service warpgroup: one warp loads (and waits for the peers of an own tile, whose chunks come
-through the same ring), one forwards staged tiles (`device.forward`), two zero the rows that no tile covers.
-Main loop and epilogue are `swapped_mainloop` and `swapped_epilogue`. A chunk of a peer's tile is some tokens
-of every math warp's 32 columns, a bulk copy for each, so all of them add at once.
+deadlines and what becomes of an aborted call are the same, and so are the warps' roles, but that both math
+warpgroups share a tile. Main loop and epilogue are `swapped_mainloop` and `swapped_epilogue`. A chunk of a
+peer's tile is some tokens of every math warp's 32 columns, a bulk copy for each, so all of them add at once.
 
-Accumulators leave a math thread few registers, and the service warps have few. The numbers of the tile order
-are therefore kept in shared memory and read anew for each tile; otherwise they are spilled.
+Finished tiles leave from one buffer in shared memory, own ones for the output, remote ones for their owner. A
+math warp fills its part when it has left, and goes on.
 
 Products are those of the BF16 copy of the same weight, only the order of their FP32 sum differs.
 """
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -26,31 +23,34 @@ import cutlass.utils
 from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.runtime import make_fake_stream
-from cutlass.cutlass_dsl import dsl_user_op
 from dsv4_symm_mem.device.bulk import bulk_load, bulk_wait
 from dsv4_symm_mem.device.exchange import (
     EXAMPLE_ARGUMENTS,
     Exchange,
     ExchangeArguments,
-    count_in,
-    enter,
-    leave,
     slot_address,
-    wait_for_peers,
 )
-from dsv4_symm_mem.device.fences import fence_proxy_async
-from dsv4_symm_mem.device.forward import StagedCall, run_forwarder, staging_of
-from dsv4_symm_mem.device.order import TileOrder, place, row_tiles, rows_of
-from dsv4_symm_mem.device.roles import advance, poison_output, wait_for_own_tile, zero_uncovered_rows
-from dsv4_symm_mem.protocol.slots import BLOCK_COLUMNS, BOUNCES, STAGED_TILES
+from dsv4_symm_mem.device.order import TileOrder, place, rows_of
+from dsv4_symm_mem.device.roles import advance, poison_output
 
 from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, TILE_K
+from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered
+from dsv4_gemm_rs.kernels.sm90.frame import (
+    GatheringCall,
+    begin,
+    end,
+    run_gatherer,
+    run_sender,
+    run_tidier,
+)
+from dsv4_gemm_rs.kernels.sm90.kept_order import ORDER_FIELDS, keep, recall
 from dsv4_gemm_rs.kernels.sm90.swapped_config import UNITS, SwappedConfig
 from dsv4_gemm_rs.kernels.sm90.swapped_epilogue import (
     Leaving,
     add_peers,
+    fill_buffer,
     leaving_layout,
-    stage_tile,
+    part_of,
     store_rows,
     tma_output,
 )
@@ -68,71 +68,27 @@ from dsv4_gemm_rs.packing import GROUP_FEATURES
 
 
 @dataclass(frozen=True)
-class SwappedCall(StagedCall):
+class SwappedCall(GatheringCall):
     """A call of the kernel.
 
     Attributes:
         config: The tile configuration.
         ring, operands: Where tiles go and come from.
+        gathered: The ring of peers' chunks.
         k_tiles: Steps of K, an even number.
         split: Not 0 where the weight's factors lack 2^120.
-        leaving: How own tiles leave.
-        kept: Shared-memory address of the order's numbers, see `recall`.
-        aborted: Shared-memory word, 1 from the loader's abort on.
+        leaving: How tiles leave.
+        kept: Shared-memory address of the order's numbers, see `kept_order`.
     """
 
     config: SwappedConfig
     ring: SwappedRing
     operands: SwappedOperands
+    gathered: Gathered
     k_tiles: Int32
     split: Int32
     leaving: Leaving
     kept: Int32
-    aborted: cute.Pointer
-
-
-ORDER_FIELDS = (
-    "m",
-    "rank",
-    "group_rows",
-    "lag",
-    "shard",
-    "last_owner",
-    "full",
-    "last",
-    "own_rows",
-    "own",
-    "covered_rows",
-    "columns",
-    "peers_full",
-    "last_is_peer",
-    "after",
-    "first",
-    "ahead",
-    "positions",
-)
-"""Numbers of a `TileOrder`; its other attributes are constants."""
-
-
-@dsl_user_op
-def _read_again(address: Int32, *, loc: Any = None, ip: Any = None) -> Int32:
-    """Read a word of shared memory, each time that this is executed (PTX ISA, "ld.volatile")."""
-    word: Int32 = cute.arch.inline_ptx(
-        "ld.volatile.shared.b32 {$w0}, [{$r0}];",
-        write_only_types=[Int32],
-        read_only_args=[address],
-        loc=loc,
-        ip=ip,
-    )
-    return word
-
-
-def recall(call: SwappedCall) -> TileOrder:
-    """The call's tile order, read from shared memory."""
-    order = copy(call.order)
-    for i, name in enumerate(ORDER_FIELDS):
-        setattr(order, name, _read_again(call.kept + 4 * i))
-    return order
 
 
 def example_arguments() -> tuple[Any, ...]:
@@ -199,7 +155,7 @@ class SwappedGemmReduceScatter:
             slot_bytes: See `ExchangeArguments`.
             signature: See `ExchangeArguments`.
             timeout: See `ExchangeArguments`.
-            staging: `LaunchExchange.staging`, with `config.staging_bytes` for each CTA; unused if P is 1.
+            staging: `LaunchExchange.staging`, of which the words in front are used; unused if P is 1.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once.
@@ -217,16 +173,17 @@ class SwappedGemmReduceScatter:
         class Storage:
             full: cute.struct.MemRange[Int64, stages]
             empty: cute.struct.MemRange[Int64, stages]
-            stored: cute.struct.MemRange[Int64, STAGED_TILES]
-            published: cute.struct.MemRange[Int64, STAGED_TILES]
-            loaded: cute.struct.MemRange[Int64, BOUNCES]
+            stored: cute.struct.MemRange[Int64, 1]
+            published: cute.struct.MemRange[Int64, 1]
+            gathered: cute.struct.MemRange[Int64, config.ring_chunks]
+            taken: cute.struct.MemRange[Int64, config.ring_chunks]
             kept: cute.struct.MemRange[Int32, len(ORDER_FIELDS)]
             halted: Int32
             aborted: Int32
             x: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(layout)], 1024]
             w: cute.struct.Align[cute.struct.MemRange[Uint8, stages * config.w_stage_bytes], 128]
-            bounce: cute.struct.Align[cute.struct.MemRange[Uint8, config.bounce_bytes], 128]
-            leaving: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(out_layout)], 1024]
+            buffer: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(out_layout)], 1024]
+            chunks: cute.struct.Align[cute.struct.MemRange[Uint8, config.gather_bytes], 128]
 
         self.storage = Storage
         self.kernel(
@@ -303,11 +260,8 @@ class SwappedGemmReduceScatter:
             full=storage.full.data_ptr(),
             empty=storage.empty.data_ptr(),
             x=storage.x.get_tensor(layout.outer, swizzle=layout.inner),
-            x_address=Int32(storage.x.data_ptr().toint()),
             w_address=Int32(storage.w.data_ptr().toint()),
         )
-        halted_word = storage.halted.ptr
-        aborted_word = storage.aborted.ptr
         stored, published = storage.stored.data_ptr(), storage.published.data_ptr()
         exchange = Exchange(arguments)
         order = TileOrder(m, n, world_size, rank, group_rows, lag, config.tile_m, config.tile_n, 1)
@@ -325,79 +279,72 @@ class SwappedGemmReduceScatter:
             tile_m=config.tile_m,
             tile_n=config.tile_n,
             pacing=staging,
-            staging=staging_of(staging, block, config.staging_bytes),
-            bounce=storage.bounce.data_ptr(),
-            loaded=storage.loaded.data_ptr(),
+            buffer=cute.recast_ptr(storage.buffer.data_ptr(), dtype=Uint8),
             config=config,
             ring=ring,
             operands=SwappedOperands(x_atom, x_tensor, w_address, (n + GROUP_FEATURES - 1) // GROUP_FEATURES),
+            gathered=Gathered(
+                storage.gathered.data_ptr(),
+                storage.taken.data_ptr(),
+                Int32(storage.chunks.data_ptr().toint()),
+            ),
             k_tiles=k // TILE_K,
             split=split,
             leaving=Leaving(
                 out_atom,
                 out_tensor,
-                storage.leaving.get_tensor(out_layout.outer, swizzle=out_layout.inner),
-                Int32(storage.leaving.data_ptr().toint()) + thread // 32 * (config.leaving_bytes // UNITS),
+                storage.buffer.get_tensor(out_layout.outer, swizzle=out_layout.inner),
+                Int32(storage.buffer.data_ptr().toint()),
             ),
             kept=Int32(storage.kept.data_ptr().toint()),
-            aborted=aborted_word,
+            aborted=storage.aborted.ptr,
         )
 
         if warp == UNITS:
             cpasync.prefetch_descriptor(x_atom)
             cpasync.prefetch_descriptor(out_atom)
         if thread == 0:
-            for stage in cutlass.range_constexpr(config.stages):
-                cute.arch.mbarrier_init(ring.full + stage, 1)
-                cute.arch.mbarrier_init(ring.empty + stage, UNITS)
-            for i in cutlass.range_constexpr(STAGED_TILES):
-                cute.arch.mbarrier_init(stored + i, UNITS)
-                cute.arch.mbarrier_init(published + i, 1)
-            for i in cutlass.range_constexpr(BOUNCES):
-                cute.arch.mbarrier_init(call.loaded + i, 1)
-            for i in cutlass.range_constexpr(len(ORDER_FIELDS)):
-                cute.arch.store(storage.kept.data_ptr() + i, Int32(getattr(order, ORDER_FIELDS[i])))
-            enter(exchange, halted_word, aborted_word)
-        cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        halted = cute.arch.load(halted_word, Int32) != 0
+            keep(order, storage.kept.data_ptr())
+        barriers = (
+            (ring.full, config.stages, 1),
+            (ring.empty, config.stages, UNITS),
+            (stored, 1, UNITS),
+            (published, 1, 1),
+            (call.gathered.full, config.ring_chunks, 1),
+            (call.gathered.empty, config.ring_chunks, UNITS),
+        )
+        halted = begin(exchange, barriers, storage.halted.ptr, call.aborted, thread)
 
         if warp >= UNITS:
             cute.arch.warpgroup_reg_dealloc(config.service_registers)
             if warp == UNITS and not halted:
                 run_loader(call)
             if warp == UNITS + 1 and not halted:
-                run_forwarder(call)
-            if warp > UNITS + 1:
-                if thread == (UNITS + 2) * 32:
-                    count_in(exchange, blocks)
-                zero_uncovered_rows(call, block * 2 + warp - UNITS - 2, blocks * 2)
-        if warp < UNITS:
+                run_sender(call)
+            if warp == UNITS + 2 and not halted:
+                run_gatherer(call, gather_tile)
+            if warp == UNITS + 3:
+                run_tidier(call, thread == (UNITS + 3) * 32)
+        else:
             cute.arch.warpgroup_reg_alloc(config.math_registers)
             if halted:
                 poison_output(call, block * UNITS + warp, blocks * UNITS)
             else:
                 run_math(call, mma, thread)
-        cute.arch.sync_threads()
-        if warp == 0 and world_size > 1:
-            aborted = cute.arch.load(aborted_word, Int32) != 0
-            if leave(exchange, blocks, aborted):
-                poison_output(call, Int32(0), Int32(1))
+        end(replace(call, order=recall(order, call.kept)), warp)
 
 
 @cute.jit
 def run_loader(call: Constexpr[SwappedCall]) -> None:
-    """The loading warp: fills the ring for every tile, waits for peers before an own tile's chunks."""
-    config, ring, exchange, order = call.config, call.ring, call.exchange, call.order
+    """The loading warp: fills the ring for every tile."""
+    config, order = call.config, call.order
     stage, phase, step = Int32(0), Int32(0), Int32(0)
-    aborted = Boolean(False)
-    deadline = Int64(0)
     position = Int32(call.worker)
     while position < order.positions:
         owner, row_tile, column, step = place(order, position, step)
         stage, phase = load_tile(
             config,
-            ring,
+            call.ring,
             call.operands,
             owner * order.shard + row_tile * config.tile_m,
             column,
@@ -405,56 +352,44 @@ def run_loader(call: Constexpr[SwappedCall]) -> None:
             stage,
             phase,
         )
-        if owner == exchange.rank:
-            tile = row_tile * order.columns + column
-            if exchange.world_size > 1 and not aborted:
-                aborted, deadline = wait_for_own_tile(exchange, tile, deadline, call.aborted)
-            fence_proxy_async()
-            for chunk in cutlass.range(config.chunks, unroll=1):
-                for source in cutlass.range(exchange.world_size, unroll=1):
-                    if source != exchange.rank:
-                        cute.arch.mbarrier_wait(ring.empty + stage, phase ^ 1)
-                        if not aborted:
-                            slot = slot_address(exchange, exchange.own_base, exchange.rank, source)
-                            load_chunk(config, ring, slot + Int64(tile) * config.tile_bytes, chunk, stage)
-                        else:
-                            with cute.arch.elect_one():
-                                cute.arch.mbarrier_arrive(ring.full + stage)
-                        stage, phase = advance(stage, phase, config.stages)
         position += call.workers
-    if call.worker == 0 and order.own == 0 and exchange.world_size > 1:
-        aborted, deadline = wait_for_peers(exchange, exchange.token, deadline)
 
 
 @cute.jit
-def load_chunk(
-    config: Constexpr[SwappedConfig],
-    ring: Constexpr[SwappedRing],
-    tile: Int64,
-    chunk: Int32,
-    stage: Int32,
-) -> None:
-    """Bring chunk `chunk` of the slot's tile at that address into `stage`: a copy for each math warp.
-
-    One lane issues them in a loop that is not unrolled: the loading warp has few registers.
-    """
-    size = cutlass.const_expr(config.chunk_tokens * BLOCK_COLUMNS * 2)
-    across = cutlass.const_expr(config.tile_m * BLOCK_COLUMNS * 2)
-    with cute.arch.elect_one():
-        barrier = ring.full + stage
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, config.chunk_bytes)
-        target = ring.x_address + stage * config.x_stage_bytes
-        for group in cutlass.range_constexpr(config.token_groups):
-            source = tile + Int64(chunk * size + group * (across // config.token_groups))
-            for _ in cutlass.range(UNITS // config.token_groups, unroll=1):
-                bulk_load(target, source, Int32(size), Int32(barrier.toint()))
-                target += size
-                source += across
+def gather_tile(
+    call: Constexpr[SwappedCall], tile: Int32, aborted: Boolean, stage: Int32, phase: Int32
+) -> tuple[Int32, Int32]:
+    """See `frame.Gather`: a lane copies for each math warp, its next tokens in its 32 columns."""
+    config, exchange, gathered = call.config, call.exchange, call.gathered
+    size = cutlass.const_expr(config.chunk_bytes // UNITS)
+    lane = cute.arch.lane_idx()
+    source_part = part_of(config, lane * 32) * config.part_bytes
+    for chunk in cutlass.range(config.chunks, unroll=1):
+        for source in cutlass.range(exchange.world_size, unroll=1):
+            if source != exchange.rank:
+                full = gathered.full + stage
+                cute.arch.mbarrier_wait(gathered.empty + stage, phase ^ 1)
+                with cute.arch.elect_one():
+                    if aborted:
+                        cute.arch.mbarrier_arrive(full)
+                    else:
+                        cute.arch.mbarrier_arrive_and_expect_tx(full, config.chunk_bytes)
+                cute.arch.sync_warp()
+                if lane < UNITS and not aborted:
+                    slot = slot_address(exchange, exchange.own_base, exchange.rank, source)
+                    bulk_load(
+                        gathered.address + stage * config.chunk_bytes + lane * size,
+                        slot + Int64(tile) * config.tile_bytes + Int64(source_part + chunk * size),
+                        Int32(size),
+                        Int32(full.toint()),
+                    )
+                stage, phase = advance(stage, phase, config.ring_chunks)
+    return stage, phase
 
 
 @cute.jit
 def run_math(call: Constexpr[SwappedCall], mma: cute.TiledMma, thread: Int32) -> None:
-    """A math warpgroup: multiply, then stage a remote tile, or add the peers and store an own one."""
+    """A math warpgroup: multiply, then hand on a remote tile, or add the peers and store an own one."""
     config, ring, exchange = call.config, call.ring, call.exchange
     # Once and for all: the DSL's atom is mutable, and branches must not disagree on it.
     mma.set(warpgroup.Field.ACCUMULATE, True)
@@ -466,11 +401,9 @@ def run_math(call: Constexpr[SwappedCall], mma: cute.TiledMma, thread: Int32) ->
     shape = mma.partition_shape_C((64, config.group_tokens))
     accumulators = [cute.make_rmem_tensor(shape, Float32) for _ in range(MMAS)]
     stage, phase, step = Int32(0), Int32(0), Int32(0)
-    slot, slot_phase = Int32(0), Int32(0)
+    chunk_stage, chunk_phase, sent = Int32(0), Int32(0), Int32(0)
     position = Int32(call.worker)
-    while position < recall(call).positions:
-        owner, row_tile, column, step = place(recall(call), position, step)
-        first_row = row_tile * config.tile_m
+    while position < recall(call.order, call.kept).positions:
         if call.split != 0:
             stage, phase = multiply(
                 config, ring, mma, accumulators, x_fragments, thread, call.k_tiles, stage, phase, True
@@ -479,11 +412,24 @@ def run_math(call: Constexpr[SwappedCall], mma: cute.TiledMma, thread: Int32) ->
             stage, phase = multiply(
                 config, ring, mma, accumulators, x_fragments, thread, call.k_tiles, stage, phase, False
             )
-        order = recall(call)
+        # What the epilogue needs is found now: what is found before takes registers beside the accumulators.
+        order = recall(call.order, call.kept)
+        owner, row_tile, column, step = place(order, position, step)
+        first_row = row_tile * config.tile_m
         if owner == exchange.rank:
-            stage, phase = add_peers(
-                config, ring, accumulators, thread, exchange.rank, exchange.world_size, stage, phase
+            chunk_stage, chunk_phase = add_peers(
+                config,
+                call.gathered,
+                accumulators,
+                thread,
+                exchange.rank,
+                exchange.world_size,
+                chunk_stage,
+                chunk_phase,
             )
+        # The last tile that was sent has been read out of the buffer.
+        cute.arch.mbarrier_wait(call.published, sent ^ 1)
+        if owner == exchange.rank:
             store_rows(
                 config,
                 call.leaving,
@@ -493,20 +439,11 @@ def run_math(call: Constexpr[SwappedCall], mma: cute.TiledMma, thread: Int32) ->
                 column * config.tile_n,
                 order.own_rows,
             )
-        elif row_tile < row_tiles(order, owner):
-            cute.arch.mbarrier_wait(call.published + slot, slot_phase ^ 1)
-            stage_tile(
-                config,
-                accumulators,
-                call.leaving.address,
-                call.staging + Int64(slot) * config.tile_bytes,
-                thread,
-                rows_of(order, owner) - first_row,
-            )
-            cute.arch.sync_warp()
+        else:
+            fill_buffer(config, accumulators, call.leaving, thread, rows_of(order, owner) - first_row)
             if cute.arch.lane_idx() == 0:
-                cute.arch.mbarrier_arrive(call.stored + slot)
-            slot, slot_phase = advance(slot, slot_phase, STAGED_TILES)
+                cute.arch.mbarrier_arrive(call.stored)
+            sent = sent ^ 1
         position += call.workers
     # Complete before the CTA's end is counted: an aborted call's output is then overwritten.
     bulk_wait(0)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main loop with operands swapped: W goes from FP8 in shared memory to BF16 in registers, as the MMA's A.
 
-Contract: a stage holds a tile of tokens [tile_m, 64] of BF16 in the 128-byte swizzle, or, after an own
-tile's main loop, one chunk of a peer's tile; and a block of packed weights (`dsv4_gemm_rs.packing`) for each
-128 features. `full[s]` completes when the stage's bytes have landed, `empty[s]` when every math warp is done
-with it.
+Contract: a stage holds a tile of tokens [tile_m, 64] of BF16 in the 128-byte swizzle and a block of packed
+weights (`dsv4_gemm_rs.packing`) for each 128 features. `full[s]` completes when the stage's bytes have
+landed, `empty[s]` when every math warp is done with it.
 
 Registers. `wgmma` reads A from registers while it executes, and a warp that issues one cannot go on before
 the tensor cores have taken those before it. So weights are converted for one MMA (64 features by 16 of K) at
@@ -60,13 +59,12 @@ class SwappedRing:
     Attributes:
         full, empty: One mbarrier per stage each.
         x: Staged tensor of the tokens, in the layout of `smem_layout`.
-        x_address, w_address: Shared-memory addresses of the first stage of tokens and of W.
+        w_address: Shared-memory address of the first stage of W.
     """
 
     full: cute.Pointer
     empty: cute.Pointer
     x: cute.Tensor
-    x_address: Int32
     w_address: Int32
 
 
