@@ -272,26 +272,36 @@ def bench(session: nox.Session) -> None:
 MUTATED = {
     "mutants_sm90_gemm_rs": (
         "GemmReduceScatter",
+        "emulated_scenarios",
         ("fused_lost_token", "fused_lost", "fused_rings", "fused_and_unfused"),
     ),
     "mutants_sm100_gemm_rs": (
         "GemmReduceScatter",
+        "emulated_scenarios",
         ("sm100_lost_token", "sm100_lost", "sm100_banks", "sm100_rings"),
     ),
     "mutants_sm100_pair": (
         "GemmReduceScatter",
+        "emulated_scenarios",
         ("sm100_pair_lost_token", "sm100_pair_lost", "sm100_pair", "sm100_pair_rings"),
+    ),
+    "mutants_sm100_multicast": (
+        "GemmReduceScatter",
+        "multicast_scenarios",
+        ("multicast_lost_token", "multicast_lost", "multicast_banks", "multicast_rings"),
     ),
     "mutants_reduce_scatter": (
         "reduce_scatter",
+        "collective_scenarios",
         ("reduce_scatter_lost_token", "reduce_scatter_lost", "reduce_scatter_pair", "reduce_scatter_trio"),
     ),
     "mutants_all_gather": (
         "all_gather",
-        ("all_gather_lost_token", "all_gather_lost", "all_gather_trio"),
+        "collective_scenarios",
+        ("all_gather_lost_token", "all_gather_lost_mismatch", "all_gather_lost", "all_gather_trio"),
     ),
 }
-"""By result, part of the kernel's name and the scenarios that it has to pass."""
+"""By result: part of the kernel's name, and the module and names of the scenarios that it has to pass."""
 
 
 @nox.session
@@ -305,10 +315,10 @@ def emulate_long(session: nox.Session) -> None:
     install_everything(session, *group("test"))
     session.env["OMP_NUM_THREADS"] = "1"
     tests = Path("packages/dsv4-gemm-rs/tests")
-    pytest(session, "-m", "long", str(tests))
+    pytest(session, "-n", "auto", "--maxprocesses", "8", "-m", "long", str(tests))
     failed = []
-    for name, (kernel, scenarios) in MUTATED.items():
-        targets = [f"emulated_scenarios:{scenario}" for scenario in scenarios]
+    for name, (kernel, module, scenarios) in MUTATED.items():
+        targets = [f"{module}:{scenario}" for scenario in scenarios]
         options = ["--path", str(tests / "support"), "--kernel", kernel, "--name", name]
         options += ["--arguments", str(tests / "data" / f"{name}.toml")]
         output = ["--output", f"docs/results/{name}.json"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dsv4_ptx_emulator.mutation.campaign import SCHEMA
 from dsv4_ptx_emulator.mutation.mutants import mutants
-from dsv4_ptx_emulator.mutation.trial import clean
+from dsv4_ptx_emulator.mutation.trial import clean, load
 from dsv4_ptx_emulator.ptx.parser import parse
 from dsv4_ptx_emulator.runtime import library
 
@@ -50,15 +50,13 @@ def test_every_mutant_is_noticed_or_argued(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_kernels_of_today_synchronise_as_the_tables_say(path: Path) -> None:
     """Not that their texts are the same: what they compute between two synchronisations is free to change."""
-    import emulated_scenarios
-
     result = read(path)
     compiled, here = result["versions"][COMPILER], metadata.version(COMPILER)
     if compiled != here:
         pytest.skip(f"{path.name} is about what {COMPILER} {compiled} compiles; installed is {here}")
     options = shlex.split(result["command"])
     part = options[options.index("--kernel") + 1]
-    run = clean(getattr(emulated_scenarios, result["schema"]["scenarios"][0]), [0])
+    run = clean(load(options[options.index("mutate") + 1]), [0])
     assert run.failures == []
     (today,) = (
         [mutant.name for mutant in mutants(text, entry)]

@@ -23,6 +23,7 @@ TITLES = {
     "mutants_sm90_gemm_rs": "GEMM + reduce-scatter for SM90",
     "mutants_sm100_gemm_rs": "GEMM + reduce-scatter for SM100, single SMs",
     "mutants_sm100_pair": "GEMM + reduce-scatter for SM100, pairs of SMs",
+    "mutants_sm100_multicast": "GEMM + reduce-scatter or all-reduce for SM100, sums read through multicast",
     "mutants_reduce_scatter": "Stand-alone reduce-scatter",
     "mutants_all_gather": "Stand-alone all-gather",
 }

@@ -12,6 +12,8 @@ import re
 import sys
 from typing import Any
 
+from dsv4_gemm_rs.cli.inspect_kernels import store_widths
+
 from tools.workspace import ROOT
 
 PAGES = tuple(ROOT / "docs" / name for name in ("performance.md", "sm100.md", "mhc.md"))
@@ -61,7 +63,9 @@ def _latencies(rows: list[dict[str, Any]]) -> list[str]:
         cells = [f"{medians[m, case]:.1f}" if (m, case) in medians else "" for case in cases]
         floor = next(row["floor_us"] for row in rows if row["m"] == m)
         body.append([f"M = {m}", *cells, f"{floor:.1f}" if floor else ""])
-    return _table(["median µs", *cases, "limit"], body)
+    table = _table(["median µs", *cases, "limit"], body)
+    pushed = rows[0].get("exchange", "push") == "push"
+    return table if pushed else [*table, "", f"Fused kernels exchange through {rows[0]['exchange']}."]
 
 
 def _start(rows: list[dict[str, Any]]) -> list[str]:
@@ -120,16 +124,18 @@ def _static(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['tensor_columns'] or ''}",
             f"{codes['multiply_loop']['instructions']}",
             f"{codes['drain_loop']['instructions']}" if codes["drain_loop"] else "",
+            store_widths(row),
             f"{row['sent_bytes']:,}",
             f"{row['flag_bytes']:,}",
         ]
         for row, codes in zip(rows, counted, strict=True)
     ]
     head = ["operands", "tile", "exchange", "registers", "stack", "shared memory", "stages", "tensor columns"]
-    head += ["k loop", "epilogue loop", "bytes sent", "of flags"]
+    head += ["k loop", "epilogue loop", "wide stores", "bytes sent", "of flags"]
     call = f"bytes of a call with M = {rows[0]['m']}, N = {rows[0]['n']} on {rows[0]['world_size']} ranks"
     source = "from the machine code" if rows[0]["sass"] else "from PTX"
-    return [*_table(head, body), "", f"{rows[0]['arch']}; loops in instructions, {source}; {call}."]
+    units = f"loops in instructions, wide stores as instructions x bytes a thread, {source}"
+    return [*_table(head, body), "", f"{rows[0]['arch']}; {units}; {call}."]
 
 
 def _model(rows: list[dict[str, Any]]) -> list[str]:
@@ -149,33 +155,41 @@ def _model(rows: list[dict[str, Any]]) -> list[str]:
         for r in by_table["comparison"]
     ]
     lines += _table(["machine", "what", "M", "K", "modelled", "known", "ratio"], body)
-    lines += ["", "Predicted for B200s at N = 5120, in microseconds; nothing of it is measured:", ""]
-    keys = ("quantise_us", "gemm_us", "wire_us", "ours_us", "multicast_us", "pulled_us", "unfused_us")
+    columns = {"quantise_us": "quantiser", "gemm_us": "product alone", "wire_us": "wire alone"}
+    columns |= {"ours_us": "**ours**", "measured_push_us": "measured"}
+    columns |= {"multicast_us": "ours, multicast", "measured_multicast_us": "multicast, measured"}
+    columns |= {"pulled_us": "published kernel", "unfused_us": "unfused"}
+    predicted = by_table["prediction"]
+    shown = {key: name for key, name in columns.items() if any(r[key] is not None for r in predicted)}
+    none = "nothing of it is measured" if not any(key.startswith("measured") for key in shown) else "modelled"
+    lines += ["", f"Predicted for B200s at N = 5120, in microseconds; {none}:", ""]
     body = [
         [
             f"TP{r['world_size']}",
             f"{r['m']}",
             r["tile"].replace("x", " x "),
-            *(f"{r[k]:.1f}" for k in keys if k in r),
+            *("" if r[key] is None else f"{r[key]:.1f}" for key in shown),
         ]
-        for r in by_table["prediction"]
+        for r in predicted
     ]
-    head = ["ranks", "M", "tile", "quantiser", "product alone", "wire alone", "**ours**"]
-    head += ["ours, multicast"] * ("multicast_us" in by_table["prediction"][0])
-    lines += _table([*head, "published kernel", "unfused"], body)
+    lines += _table(["ranks", "M", "tile", *shown.values()], body)
     rest = by_table["sensitivity"]
     tokens = [key.removeprefix("up_") for key in rest[0] if key.startswith("up_")]
-    lines += ["", "By how much ours moves at TP4 with an input a quarter down and up, in microseconds:", ""]
+    lines += ["", "By how much ours moves at TP4 with an input a quarter down and up, in microseconds;"]
+    lines += ["inputs that move nothing are left out:"]
     signs = ("down", "up")
 
     def most(row: dict[str, Any]) -> float:
         return max(abs(float(row[f"{sign}_{m}"])) for sign in signs for m in tokens)
 
-    body = [
-        [r["input"], *(" / ".join(f"{r[f'{sign}_{m}']:+.1f}" for sign in signs) for m in tokens)]
-        for r in sorted(rest, key=most, reverse=True)
-    ]
-    return [*lines, *_table(["input", *(f"M = {m}" for m in tokens)], body)]
+    for exchange in dict.fromkeys(row["exchange"] for row in rest):
+        body = [
+            [r["input"], *(" / ".join(f"{r[f'{sign}_{m}']:+.1f}" for sign in signs) for m in tokens)]
+            for r in sorted(rest, key=most, reverse=True)
+            if r["exchange"] == exchange
+        ]
+        lines += ["", *_table([f"{exchange}: input", *(f"M = {m}" for m in tokens)], body)]
+    return lines
 
 
 def _mhc(rows: list[dict[str, Any]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,33 @@ from dsv4_gemm_rs.bench.link.cases import (
     CASES,
     MESSAGE_MULTIPLE,
     STORES,
+    SUMS,
     TILE_M,
     UNIT_BYTES,
     UNIT_WORDS,
     Direction,
     block_offset,
     count_wrong,
+    count_wrong_sums,
     fill,
+    fill_addend,
     multiprocessor_counts,
     require_messages,
+    sent_bytes,
 )
-from dsv4_gemm_rs.bench.link.endpoint import KERNELS
+from dsv4_gemm_rs.bench.link.endpoint import KERNELS, link_kernel
 from dsv4_gemm_rs.bench.link.results import checks, plot, table
 from dsv4_gemm_rs.bench.link.run import VIRTUAL, nanoseconds
 from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.cli.main import main
+from dsv4_symm_mem import SymmetricArena, VirtualGroup
 from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.protocol.slots import element_offset
 from dsv4_symm_mem.testing.ptx import compile_ptx, instructions, opcodes, positions_in_order
 
 ARCHES = ("sm_90a", "sm_100a")
 STORE = "st.global.L1::no_allocate.v4.b32"
+SUM = "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2"
 LOAD = "ld.global.L1::no_allocate.v4.b32"
 BULK_STORE = "cp.async.bulk.global.shared::cta.bulk_group"
 BULK_LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -43,7 +50,18 @@ COMMIT, WAIT, WAIT_READ = (
 )
 ACQUIRE, RELEASE, RELAXED = (f"{name}.sys.global.b64" for name in ("ld.acquire", "st.release", "st.relaxed"))
 CLOCK = "clock"
-MEMORY = ("ld.global", "ld.acquire", "ld.relaxed", "st.global", "st.re", "fence.", "cp.", "bar.", CLOCK)
+MEMORY = (
+    "multimem",
+    "ld.global",
+    "ld.acquire",
+    "ld.relaxed",
+    "st.global",
+    "st.re",
+    "fence.",
+    "cp.",
+    "bar.",
+    CLOCK,
+)
 
 EXPECTED = {
     "meet": ["ld.relaxed.sys.global.b64", "ld.global.b64", RELEASE, ACQUIRE, ACQUIRE, RELAXED],
@@ -54,6 +72,7 @@ EXPECTED = {
     "push-stores": [*[STORE] * 8, "bar.sync", "fence.acq_rel.sys"],
     "push-blocks": [*[STORE] * 8, "bar.sync", "fence.acq_rel.sys"],
     "pull-loads": [*[LOAD] * 8, *[STORE] * 8],
+    "read-sums": ["fence.proxy.alias", *[SUM] * 8, *[STORE] * 8],
     "pull-bulk": [
         *("fence.mbarrier_init.release.cluster", BULK_LOAD),
         *(BULK_STORE, COMMIT, WAIT_READ, BULK_LOAD, WAIT),
@@ -79,10 +98,11 @@ def effects(ptx: str) -> list[str]:
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_without_spills_or_multicast(name: str, arch: str) -> None:
+def test_kernels_compile_without_spills_and_one_with_multicast(name: str, arch: str) -> None:
     ptx = ptx_of(name, arch)
     assert f".target {arch}" in ptx
-    assert not any(word in ptx for word in (".local", "multimem", "membar", ".nc."))
+    assert not any(word in ptx for word in (".local", "membar", ".nc."))
+    assert ("multimem" in ptx) == (name == "read-sums")
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -142,6 +162,59 @@ def test_every_wrong_byte_is_found() -> None:
     assert count_wrong(message, 7) == 3
     assert count_wrong(message[:16], 7) == 1
     assert count_wrong(message[:0], 7) == 0
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8, 16, 128])
+def test_every_wrong_sum_is_found(world_size: int) -> None:
+    message = torch.empty(2048, dtype=torch.uint8)
+    for seed in (5, 6):
+        fill_addend(message, seed, world_size)
+        addends = message.view(torch.bfloat16)
+        sums = torch.stack([addends] * world_size).double().sum(0)
+        assert sums.max() <= 256
+        landed = sums.bfloat16()
+        assert torch.equal(landed.double(), sums)
+        assert count_wrong_sums(landed.view(torch.uint8), seed, world_size) == 0
+        # What was left by the measurement before, and sums that lack one rank.
+        assert count_wrong_sums(landed.view(torch.uint8), seed - 1, world_size) == 512
+        short = (sums - addends.double()).bfloat16().view(torch.uint8)
+        assert count_wrong_sums(short, seed, world_size) >= 256
+    assert message.view(torch.bfloat16).unique().numel() > 1
+
+
+def test_who_reads_a_sum_makes_every_link_carry_it() -> None:
+    one, both = (sent_bytes(SUMS, 100, direction, 4) for direction in Direction)
+    assert (one, both) == (100, 400)
+    assert {sent_bytes(case, 100, direction, 4) for case in CASES for direction in Direction} == {100}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_of_all_ranks_land(size: int, request: pytest.FixtureRequest) -> None:
+    library = pytest.importorskip(
+        "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
+    )
+    if obstacle := library.obstacle():
+        pytest.skip(obstacle)
+    make: Callable[..., Any] = request.getfixturevalue("emulator")
+    emulation = make(size, arch="sm_100a")
+    group = VirtualGroup(size, emulation=emulation)
+    nbytes = MESSAGE_MULTIPLE
+    arenas = group.run(lambda rank: SymmetricArena.create(rank, 2 * nbytes))
+    source, landing = (
+        [arena.allocate((nbytes,), torch.uint8, name) for arena in arenas] for name in ("source", "landing")
+    )
+    for mine in source:
+        fill_addend(mine.local, 3, size)
+    for rank, device in enumerate(emulation.accelerators):
+        link_kernel("read-sums")(
+            *(source[rank].multicast_pointer, landing[rank].pointers[rank], nbytes // UNIT_BYTES, 1),
+            stream=device.current_stream(),
+            memory=(source[rank].local, landing[rank].local),
+        )
+    assert all(count_wrong_sums(mine.local, 3, size) for mine in landing)
+    emulation.run()
+    assert [count_wrong_sums(mine.local, 3, size) for mine in landing] == [0] * size
+    group.run(lambda rank: arenas[rank.rank].close())
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,10 @@ def test_a_request_that_cannot_be_met_is_exit_code_2(capsys: pytest.CaptureFixtu
     assert "size: got 0" in capsys.readouterr().err
     assert main(["bench", *SMALL, "--samples", "0"]) == 2
     assert "--samples: got 0" in capsys.readouterr().err
+    assert main(["bench", *SMALL, "--keep", "fp8", "--device", "cpu"]) == 2
+    assert "kept in FP8 on SM90 alone" in capsys.readouterr().err
+    assert main(["bench", *SMALL, "--exchange", "multicast", "--device", "cpu"]) == 2
+    assert "no kernel for a CPU that reads through multicast" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -120,10 +124,12 @@ def test_the_doctor_describes_and_decides(capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     assert "2 ranks, symmetric memory: virtual" in text
     assert "multicast: no, " in text
+    assert "exchange through multicast: no, this version has no kernel for a CPU" in text
     assert main(["doctor", "--ranks", "2", "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert len(said["devices"]) == 2
     assert {d["kind"] for d in said["decisions"]} == {"mxfp8", "bf16"}
+    assert "no kernel for a CPU that reads through multicast" in said["multicast_obstacle"]
 
 
 def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +153,8 @@ def test_the_benchmark_writes_table_json_and_plot(tmp_path: Path, capsys: pytest
         "dispatched",
     }
     assert all(row["median_us"] > 0 and row["samples"] == 3 for row in report.rows)
+    assert {row["exchange"] for row in report.rows} == {"push"}
+    assert captured.out.startswith("exchange: push\n")
     assert [row["wire_bytes"] for row in report.rows if row["case"] == "gemm-cublas"] == [512, 1152]
     assert report.machine["ranks"] == 2
     assert report.versions["torch"]

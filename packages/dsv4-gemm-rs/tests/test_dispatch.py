@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from dsv4_gemm_rs.dispatch import Exchange, Gemm, Machine, Path, Problem, decide
-from dsv4_gemm_rs.dispatch.decide import FUSED_MIN_TOKENS
-from dsv4_gemm_rs.dispatch.plan import operand_for, plan_launch
+from dsv4_gemm_rs.dispatch.decide import FUSED_MIN_TOKENS, least_tokens, operand_for
+from dsv4_gemm_rs.dispatch.plan import plan_launch
+from dsv4_gemm_rs.dispatch.thresholds import Entry, Shape
 from dsv4_gemm_rs.environment import default_deadline, link_rate, requested_path
 from dsv4_gemm_rs.kernels.families import Operand, members, operand_of
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
+from dsv4_symm_mem.protocol.layout import Strategy
 
 CPU = Machine(None, 4, False, True, False, False, 0, frozenset())
 HOPPER = Machine(90, 4, False, True, True, False, 132, frozenset())
@@ -86,11 +89,30 @@ def test_few_tokens_go_unfused_unless_fused_was_asked_for() -> None:
     assert decide(machine, few, Path.FUSED).path is Path.FUSED
 
 
-@pytest.mark.parametrize(("arch", "k", "least"), [(90, 4095, 128), (90, 4096, 256), (100, 8192, 128)])
-def test_a_long_k_needs_more_tokens_on_sm90(arch: int, k: int, least: int) -> None:
-    machine = replace(HOPPER, arch=arch, fused_archs=frozenset({arch}))
+@pytest.mark.parametrize(
+    ("arch", "k", "shared", "least"),
+    [(90, 2048, False, 128), (90, 4096, False, 256), (90, 2048, True, 1024), (100, 8192, False, 128)],
+)
+def test_the_nearest_shape_measured_says_from_how_many_tokens(
+    arch: int, k: int, shared: bool, least: int
+) -> None:
+    machine = replace(HOPPER, arch=arch, fused_archs=frozenset({arch}), shared=shared)
     paths = [decide(machine, replace(MXFP8, m=m, k=k)).path for m in (least - 1, least)]
     assert paths == [Path.UNFUSED, Path.FUSED]
+
+
+def test_own_thresholds_come_before_the_packages() -> None:
+    machine = replace(HOPPER, fused_archs=frozenset({90}))
+    shape = Shape(90, 4, False, Operand.BF16.value, MXFP8.n, MXFP8.k)
+    for least in (16, 4096, None):
+        own = replace(machine, table=(Entry(shape, least, (), "a GPU", "today", "a test"),))
+        assert least_tokens(own, MXFP8) == least
+        fused = least is not None and least <= MXFP8.m
+        decision = decide(own, MXFP8)
+        assert decision.path is (Path.FUSED if fused else Path.UNFUSED)
+        # What packed weights take was not measured.
+        assert least_tokens(own, replace(MXFP8, packed=True)) == FUSED_MIN_TOKENS
+    assert "the faster way for any number of tokens" in decision.reason
 
 
 @pytest.mark.parametrize("machine", [HOPPER, BLACKWELL, replace(HOPPER, symmetric=False)])
@@ -125,6 +147,47 @@ def test_plans_take_what_the_tensor_cores_multiply(arch: int, kind: WeightKind, 
     assert plan.grid == 147 // plan.config.cluster * plan.config.cluster
     # A reduce-scatter of a product that another rank multiplies fused: equal facts, equal plan.
     assert plan == plan_launch(replace(machine, flashinfer=True), replace(MXFP8, kind=kind, m=4096))
+
+
+@pytest.mark.parametrize(
+    ("arch", "problem", "gemm"),
+    [
+        (90, MXFP8, Gemm.FUSED_SM90),
+        (90, BF16, Gemm.FUSED_SM90),
+        (90, replace(MXFP8, packed=True), Gemm.SM90_FP8),
+        (100, MXFP8, Gemm.FUSED_SM100),
+    ],
+)
+@pytest.mark.parametrize("m", [0, 1, 100, 8192])
+@pytest.mark.parametrize("size", [1, 4])
+def test_batch_invariance_keeps_to_our_kernels_and_rounds_every_partial(
+    arch: int, problem: Problem, gemm: Gemm, m: int, size: int
+) -> None:
+    machine = replace(HOPPER, arch=arch, world_size=size, fused_archs=frozenset({90, 100}), flashinfer=True)
+    machine = replace(machine, batch_invariant=True)
+    for requested in (None, Path.UNFUSED):
+        decision = decide(machine, replace(problem, m=m), requested)
+        assert (decision.path, decision.gemm) == (Path.UNFUSED, gemm)
+        assert decision.exchange is (Exchange.PUSH_AFTER if size > 1 else Exchange.NONE)
+        assert decision.rejected == ()
+        assert decision.capturable
+
+
+@pytest.mark.parametrize(
+    ("change", "requested", "why"),
+    [
+        ({}, Path.FUSED, "rounds all partials but the owner's"),
+        ({}, Path.HOST, "PyTorch's products may depend on M"),
+        ({"arch": None}, None, "no kernel for a CPU"),
+        ({"arch": 89}, None, "no kernel for sm_89"),
+        ({"strategy": Strategy.MULTICAST}, None, "in an order that the switch chooses"),
+        ({"symmetric": False, "process_group": False}, None, "neither a process group nor symmetric memory"),
+    ],
+)
+def test_batch_invariance_is_had_or_refused(change: dict[str, Any], requested: Path | None, why: str) -> None:
+    machine = replace(HOPPER, fused_archs=frozenset({90}), batch_invariant=True)
+    with pytest.raises(UnsupportedError, match=why):
+        decide(replace(machine, **change), MXFP8, requested)
 
 
 def test_an_emulated_gpu_has_no_library_with_block_scales() -> None:

@@ -21,6 +21,7 @@ from dsv4_gemm_rs.cli import (
     full_report,
     inspect_kernels,
     model,
+    tune,
     verify,
 )
 from dsv4_gemm_rs.cli.full_report import Outcome, Step, perform, steps_for
@@ -81,15 +82,19 @@ def test_steps_suit_the_number_of_gpus(tmp_path: Path) -> None:
         return [step.name for step in steps_for(gpus, "sm_100a", tmp_path)]
 
     assert [name for name in named(8) if "GPUs" in name] == [
-        *(f"correctness, {ranks} GPUs" for ranks in (2, 4, 8)),
-        *(f"benchmark, {ranks} GPUs" for ranks in (2, 4, 8)),
+        f"{what}, {ranks} GPUs{exchange}"
+        for what, exchanges in (("correctness", 2), ("benchmark", 2), ("thresholds", 1))
+        for exchange in ("", ", multicast")[:exchanges]
+        for ranks in (2, 4, 8)
     ]
     assert "link" not in named(1)
+    assert "compile, multicast" in named(1)
     assert "benchmark, 2 virtual ranks" in named(1)
     for step in steps_for(4, "sm_103a", tmp_path):
         assert ("--nproc-per-node=4" in step.command) == ("4 GPUs" in step.name or step.name == "doctor")
+        assert ("--exchange multicast" in " ".join(step.command)) == ("multicast" in step.name)
         if step.result is not None:
-            assert step.command[-2:] == ("--output", str(step.result))
+            assert f"--output {step.result}" in " ".join(step.command)
 
 
 def test_every_step_is_a_command_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +104,8 @@ def test_every_step_is_a_command_that_exists(tmp_path: Path, monkeypatch: pytest
         parsed.append(options.command)
         return 0
 
-    for module in (bench, bench_link, bench_start, compile_kernels, doctor, inspect_kernels, model, verify):
+    modules = (bench, bench_link, bench_start, compile_kernels, doctor, inspect_kernels, model, tune, verify)
+    for module in modules:
         monkeypatch.setattr(module, "run", noted)
     ours = [step for gpus in (1, 4) for step in steps_for(gpus, "sm_100a", tmp_path) if len(step.command) > 4]
     for step in ours:
@@ -114,6 +120,10 @@ def test_steps_that_fail_hang_print_or_write(tmp_path: Path) -> None:
 
     made = perform(step("print('a warning'); print('{\"right\": 3}')"))
     assert (made.exit, made.result) == (0, {"right": 3})
+    there = tmp_path / "there"
+    there.touch()
+    made = perform(step("import sys; print(len(sys.argv))", inputs=(tmp_path / "missing", there)))
+    assert (made.output, made.command.split()[-1]) == ("2\n", str(there))
     made = perform(step("import sys; print('x' * 9000, '{'); sys.exit(3)"))
     assert (made.exit, made.result, len(made.output)) == (3, None, full_report.KEPT_CHARACTERS)
     written = tmp_path / "result.json"
@@ -135,20 +145,47 @@ def test_the_file_holds_every_step(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (10, 0))
 
+    obstacle = "symmetric memory has no multicast address on some rank; rank 0: switched off"
+
     def performed(step: Step) -> Outcome:
+        assert not step.multicast
         code = None if step.name == "link" else 0
-        return Outcome(step.name, " ".join(step.command), code, 1.0, "", {"of": step.name})
+        found = {"of": step.name, "multicast_obstacle": obstacle}
+        return Outcome(step.name, " ".join(step.command), code, 1.0, "", found)
 
     monkeypatch.setattr(full_report, "perform", performed)
     output = tmp_path / "report.json"
     assert main(["full-report", "--output", str(output)]) == 1
-    assert "failed steps: link" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    through = ["compile, multicast", "correctness, 2 GPUs, multicast", "benchmark, 2 GPUs, multicast"]
+    assert f"failed steps: link; skipped steps: {', '.join(through)}" in text
+    assert f"compile, multicast: skipped: {obstacle} in 0 s" in text
     held = json.loads(output.read_text())
+    assert {step["name"]: step["skipped"] for step in held["steps"] if step["skipped"]} == dict.fromkeys(
+        through, obstacle
+    )
     assert [step["name"] for step in held["steps"]] == [
         step.name for step in steps_for(2, "sm_100a", tmp_path)
     ]
     assert "--arch sm_100a" in held["steps"][2]["command"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "arch", "found", "why"),
+    [
+        (8, "sm_90a", {}, "no kernel for sm_90a that reads through multicast"),
+        (1, "sm_100a", {}, "several GPUs, and there is 1"),
+        (8, "sm_103a", {"multicast_obstacle": "switched off"}, "switched off"),
+        (8, "sm_100a", {"multicast_obstacle": ""}, ""),
+        # Where nobody could find out, they are tried.
+        (8, "sm_100a", None, ""),
+    ],
+)
+def test_when_steps_through_multicast_are_skipped(gpus: int, arch: str, found: Any, why: str) -> None:
+    said = full_report.multicast_obstacle(gpus, arch, [Outcome("doctor", "", 0, 1.0, "", found)])
+    assert why in said
+    assert bool(said) == bool(why)
 
 
 def test_without_a_gpu_there_is_nothing_to_report(

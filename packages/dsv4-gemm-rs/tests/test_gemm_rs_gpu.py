@@ -77,7 +77,7 @@ def test_fused_is_what_a_hopper_gets_and_why_is_said() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no fused kernel for this device's architecture")
     with ranks(2, 128, 512) as group:
-        decision = group.workspaces[0].decide(Problem(128, 512, 256, WeightKind.MXFP8))
+        decision = group.workspaces[0].decide(Problem(4096, 512, 256, WeightKind.MXFP8))
         assert (decision.path, decision.exchange) == (Path.FUSED, Exchange.PUSH)
         assert decision.capturable
 

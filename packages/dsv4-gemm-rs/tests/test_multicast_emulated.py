@@ -23,7 +23,7 @@ from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutEr
 from dsv4_symm_mem.protocol.layout import Strategy
 from emulated_ranks import ranks
 from gemm_rs_support import assert_right, problems_for
-from sm100_support import Group, Operands, operands_of
+from sm100_support import Group, case
 
 library = pytest.importorskip(
     "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
@@ -46,14 +46,6 @@ def name_of(value: object) -> str:
 def checks_for(config: KernelConfig, size: int) -> bool | str:
     """The memory model's checker keeps clocks of every thread for every other, gigabytes for many ranks."""
     return "memory-model" if config.cluster == 1 and size == 2 else True
-
-
-def case(
-    config: KernelConfig, size: int, m: int, n: int, k: int, seed: int = 0
-) -> tuple[list[RankProblem], list[Operands]]:
-    kind = WeightKind.MXFP8 if config.scaled else WeightKind.BF16
-    problems = problems_for(size, m, n, k, kind, seed=seed)
-    return problems, [operands_of(problem, config.operand) for problem in problems]
 
 
 def assert_both_right(
@@ -189,7 +181,9 @@ def test_the_command_that_verifies(emulator: MakeEmulation) -> None:
 
     group = VirtualGroup(2, emulation=emulator(2, arch=ARCH, processors=2))
     rows = worst_of(group.run(lambda rank: verify(rank, [(64, 128)], [0, 130], Strategy.MULTICAST)))
-    assert {row["call"] for row in rows} >= {"gemm_ar, fused", "tile 256x256", "tile 128x64"}
+    calls = [row["call"] for row in rows]
+    assert set(calls) >= {"gemm_ar, fused", "tile 256x256", "tile 128x64", "all-reduce, tile 256x256"}
+    assert calls.count("all-reduce, tile 128x64") == calls.count("tile 128x64") == 4
     assert all(row["passed"] for row in rows), rows
 
 

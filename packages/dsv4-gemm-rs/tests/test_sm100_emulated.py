@@ -17,14 +17,13 @@ from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
 from dsv4_gemm_rs.bench.run import wire_bytes
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig as Sm90Config
 from dsv4_gemm_rs.kernels.sm100.config import FAMILY, KernelConfig, Operand
-from dsv4_gemm_rs.problems import RankProblem
 from dsv4_gemm_rs.quantize import unswizzle_scales
 from dsv4_gemm_rs.quantize.rule import BLOCK
 from dsv4_symm_mem import VirtualGroup
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.layout import ABORT_OFFSET, shard_length
-from gemm_rs_support import assert_right, problems_for
-from sm100_support import Group, Operands, operands_of
+from gemm_rs_support import assert_right
+from sm100_support import Group, Operands, case
 
 library = pytest.importorskip(
     "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
@@ -47,13 +46,6 @@ def name_of(config: KernelConfig) -> str:
 
 def kind_of(config: KernelConfig) -> WeightKind:
     return WeightKind.MXFP8 if config.scaled else WeightKind.BF16
-
-
-def case(
-    config: KernelConfig, size: int, m: int, n: int, k: int, seed: int = 0
-) -> tuple[list[RankProblem], list[Operands]]:
-    problems = problems_for(size, m, n, k, kind_of(config), seed=seed)
-    return problems, [operands_of(problem, config.operand) for problem in problems]
 
 
 def equal(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:

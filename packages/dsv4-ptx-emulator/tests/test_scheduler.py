@@ -36,6 +36,21 @@ def test_the_seed_decides_and_replays() -> None:
     assert [tickets(seed) for seed in range(6)] == first
 
 
+def first_of_two(seed: int, uneven: bool) -> int:
+    """How many of the first eight tickets go to the first of two CTAs of eight warps."""
+    data = np.zeros(17, np.uint32)
+    place = "mov.u32 %r3, %tid.x; shr.u32 %r3, %r3, 5; mad.lo.u32 %r9, %r9, 8, %r3;"
+    body = TICKET.replace("elect.sync", f"{place} elect.sync", 1)
+    run(body, data, threads=256, grid=2, seed=seed, uneven=uneven)
+    return int((data[1:9] < 8).sum())
+
+
+def test_ctas_may_run_apart() -> None:
+    even, uneven = ([first_of_two(seed, mode) for seed in range(12)] for mode in (False, True))
+    assert not {0, 8} & set(even)
+    assert {0, 8} <= set(uneven)
+
+
 class Quanta(Observer):
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int]] = []

@@ -12,6 +12,7 @@ from dsv4_gemm_rs.dispatch import Path
 PATH_VARIABLE = "DSV4_GEMM_RS_PATH"
 DEADLINE_VARIABLE = "DSV4_GEMM_RS_DEADLINE"
 LINK_VARIABLE = "DSV4_GEMM_RS_LINK_GBPS"
+TABLE_VARIABLE = "DSV4_GEMM_RS_TABLE"
 DEFAULT_DEADLINE = 30.0
 MAX_DEADLINE = 1e9
 """Longest deadline in seconds: in nanoseconds it fits 64 bits on top of any clock."""
@@ -58,6 +59,11 @@ def link_rate() -> float | None:
     """
     gigabytes = _number(LINK_VARIABLE, MAX_LINK_GBPS, "GB/s from 0 (do not pace)")
     return None if gigabytes is None else gigabytes * 1e3
+
+
+def table_setting() -> str:
+    """What `DSV4_GEMM_RS_TABLE` says: the file of a user's thresholds, "off" for none, empty when unset."""
+    return os.environ.get(TABLE_VARIABLE, "").strip()
 
 
 def _number(variable: str, most: float, expected: str) -> float | None:

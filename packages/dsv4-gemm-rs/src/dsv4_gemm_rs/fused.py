@@ -15,7 +15,7 @@ import torch
 from dsv4_symm_mem.errors import UnsupportedError
 
 from dsv4_gemm_rs.dispatch import Problem
-from dsv4_gemm_rs.dispatch.plan import operand_for
+from dsv4_gemm_rs.dispatch.decide import operand_for
 from dsv4_gemm_rs.kernels.families import Operand
 from dsv4_gemm_rs.kernels.launch import Factors, launch
 from dsv4_gemm_rs.operands import Operands

@@ -5,7 +5,8 @@ Contract: the fallback on every machine without a fused kernel, and the baseline
 beat. Library GEMMs return BF16, so here the rank's own partial is rounded once like the remote ones; the
 fused and host paths keep it in FP32.
 
-No library multiplies a packed weight (`packing`). The fused kernel does it, as on a single rank. Rejected:
+Where a row's bits may not depend on M (`dispatch.decide.batch_obstacle`) the fused kernel multiplies, as on a
+single rank. So it does for a packed weight (`packing`), which no library takes. Rejected:
 dequantising into a workspace for the library, which reads and writes the weight anew in every call, twice
 its BF16 bytes, and keeps the memory that packing was to save.
 """
@@ -19,12 +20,15 @@ from dsv4_symm_mem.collectives.reduce_scatter import reduce_scatter
 from dsv4_symm_mem.errors import UnsupportedError
 
 from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm, Problem
-from dsv4_gemm_rs.kernels.launch import Factors, launch
+from dsv4_gemm_rs.kernels.launch import launch
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.quantize import dequantize_mxfp8, quantize_mxfp8, round_trip_mxfp8, swizzle_scales
 from dsv4_gemm_rs.schedule import DEFAULT_LAG
 from dsv4_gemm_rs.weights import Activation, WeightKind
 from dsv4_gemm_rs.workspace import Workspace
+
+OWN_GEMMS = frozenset({Gemm.SM90_FP8, Gemm.FUSED_SM90, Gemm.FUSED_SM100})
+"""Products by the fused kernels, as if there were one rank."""
 
 
 def run_unfused(operands: Operands, workspace: Workspace, decision: Decision, out: torch.Tensor) -> None:
@@ -67,15 +71,18 @@ def partial_product(
     operands: Operands, gemm: Gemm, workspace: Workspace, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The partial x·Wᵀ, BF16 [M, N], by whichever `gemm` names; into `out` where that is given."""
-    if gemm is not Gemm.SM90_FP8:
+    if gemm not in OWN_GEMMS:
         return library_gemm(operands, gemm, out)
     weight = operands.weight
-    if weight.packed is None or workspace.alone is None:
-        raise UnsupportedError(f"{gemm.value!r} needs a packed weight and a GPU with that kernel")
+    if workspace.alone is None or (gemm is Gemm.SM90_FP8) != (weight.packed is not None):
+        raise UnsupportedError(f"{gemm.value!r} needs a GPU with that kernel, and a weight of its form")
     if out is None:
         out = torch.empty(operands.m, weight.n, dtype=torch.bfloat16, device=weight.device)
     if operands.m:
-        factors = Factors(activations_bf16(operands), weight.packed)
+        # The fused path builds on this module.
+        from dsv4_gemm_rs.fused import factors_of
+
+        factors = factors_of(operands, workspace.machine.arch)
         launch(workspace.product_plan(operands.problem), factors, workspace.alone, out)
     return out
 
@@ -88,11 +95,14 @@ def library_gemm(operands: Operands, gemm: Gemm, out: torch.Tensor | None = None
     weight, weight_scale = operands.weight.data, operands.weight.scale
     if weight_scale is None:
         raise UnsupportedError(f"{gemm.value} needs an MXFP8 weight")
+    if operands.m == 0:
+        return torch.empty(0, weight.shape[0], dtype=torch.bfloat16, device=x.device) if out is None else out
     if gemm is Gemm.FLASHINFER:
         from flashinfer import mm_mxfp8
 
+        # Its kernel takes dense rows only.
         product: torch.Tensor = mm_mxfp8(
-            x, weight.T, x_scale, weight_scale, out=out, out_dtype=torch.bfloat16
+            x.contiguous(), weight.T, x_scale, weight_scale, out=out, out_dtype=torch.bfloat16
         )
         return product
     if gemm is Gemm.SCALED_MM:

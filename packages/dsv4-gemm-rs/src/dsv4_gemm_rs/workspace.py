@@ -3,8 +3,8 @@
 
 Contract: creation is collective and either succeeds on all ranks or raises the same error on all. All that
 decides a path is agreed on then: sizes, path, exchange and deadline must be equal, capabilities count only if
-every rank has them. After that each call is decided locally and alike. One stream, one order of calls on all
-ranks; a second thread in the same workspace is refused.
+every rank has them, a user's own thresholds are rank 0's. After that each call is decided locally and alike.
+One stream, one order of calls on all ranks; a second thread in the same workspace is refused.
 
 A call that loses a peer ends by its deadline. The workspace then refuses further calls with the same error
 (the epochs of the ranks have parted) until it is closed and created anew.
@@ -52,13 +52,15 @@ from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch import Decision, Machine, Path, Problem, decide
-from dsv4_gemm_rs.dispatch.decide import strategy_obstacle
+from dsv4_gemm_rs.dispatch.decide import BLOCK_SCALED_ARCHS, strategy_obstacle
 from dsv4_gemm_rs.dispatch.plan import LaunchPlan, plan_launch
 from dsv4_gemm_rs.dispatch.rates import link_rate_of
+from dsv4_gemm_rs.dispatch.thresholds import Table
 from dsv4_gemm_rs.environment import MAX_DEADLINE, default_deadline, link_rate, requested_path
 from dsv4_gemm_rs.kernels.families import FAMILIES, MULTICAST_FAMILIES
 from dsv4_gemm_rs.kernels.launch import staging_bytes, warm_up
 from dsv4_gemm_rs.quantize import quantize_mxfp8
+from dsv4_gemm_rs.tuning.file import find
 from dsv4_gemm_rs.weights import PreparedWeight, WeightKind
 
 logger = logging.getLogger("dsv4_gemm_rs")
@@ -192,6 +194,7 @@ class Workspace:
         deadline: float | None = None,
         sm_margin: int = 0,
         exchange: Strategy | str = Strategy.PUSH,
+        batch_invariant: bool = False,
     ) -> Workspace:
         """Create the group's workspaces; collective.
 
@@ -207,12 +210,16 @@ class Workspace:
             sm_margin: SMs that the kernels leave free for others that spin on side streams, such as NCCL's.
             exchange: "push", or "multicast" for fused kernels whose owners read sums through NVLink
                 multicast; needs SM100 and multicast addresses on every rank, and is never chosen by itself.
+            batch_invariant: Give a row of activations the same bits whatever M is and wherever the row
+                stands. Our kernels multiply, and then exchange: calls are slower than fused ones. Needs a GPU
+                that this version has kernels for.
 
         Raises:
             ArgumentError: An argument is out of range; local, before any communication.
             MismatchError: Ranks passed different arguments or run different versions; on every rank.
             GroupError: Something failed on some rank; the same text on every rank.
-            UnsupportedError: The requested path or exchange cannot be had by this group; on every rank.
+            UnsupportedError: The requested path, exchange or batch invariance cannot be had by this group; on
+                every rank.
         """
         for name, value in (("max_tokens", max_tokens), ("n", n)):
             if not isinstance(value, int) or not 1 <= value <= MAX_EXTENT:
@@ -249,16 +256,18 @@ class Workspace:
                 "deadline": deadline,
                 "sm_margin": sm_margin,
                 "exchange": strategy,
+                "batch_invariant": batch_invariant,
                 "version": __version__,
                 "arch": _arch(accelerator_of(communicator)),
             },
         )
+        thresholds = _thresholds(communicator)
         arena, block, obstacle = _create_arena(communicator, max_tokens, n, backend, strategy)
         try:
-            machine = _machine(communicator, arena, sm_margin, strategy)
+            machine = _machine(communicator, arena, sm_margin, strategy, thresholds, batch_invariant)
             # Equal facts on all ranks, so all raise or none does.
             _require_strategy(communicator, machine, requested, arena)
-            if requested is not None:
+            if requested is not None or batch_invariant:
                 decide(machine, Problem(0, n, 0, WeightKind.MXFP8), requested)
 
             def set_up() -> Workspace:
@@ -309,6 +318,10 @@ class Workspace:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    def obstacle(self, exchange: Strategy) -> str:
+        """What would keep workspaces of this group from exchanging that way, or ""; collective."""
+        return _strategy_obstacle(self.communicator, replace(self.machine, strategy=exchange), self._arena)
 
     def decide(self, problem: Problem) -> Decision:
         """Which path a call of this shape takes, and why; equal on all ranks."""
@@ -468,21 +481,52 @@ def _require_strategy(
     """Refuse an exchange that was asked for and cannot be had, alike on every rank."""
     if machine.strategy is Strategy.PUSH:
         return
-    why = strategy_obstacle(machine)
+    why = _strategy_obstacle(communicator, machine, arena)
     if requested not in (None, Path.FUSED):
         why = f"path {requested.value!r} was requested, too, which pushes"
-    if why and machine.arch in machine.multicast_archs:
-        reasons = communicator.all_gather("" if arena is None else arena.multicast_reason)
-        why += "".join(f"; rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
     if why:
         raise UnsupportedError(f"exchange {machine.strategy.value!r} was requested, but {why}")
 
 
+def _strategy_obstacle(communicator: Communicator, machine: Machine, arena: SymmetricArena | None) -> str:
+    """Why this group cannot exchange as `machine` says, with each rank's reason; empty if it can.
+
+    Collective, and the same text on every rank.
+    """
+    why = strategy_obstacle(machine)
+    if why and machine.arch in machine.multicast_archs:
+        reasons = communicator.all_gather("" if arena is None else arena.multicast_reason)
+        why += "".join(f"; rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
+    return why
+
+
+def _thresholds(communicator: Communicator) -> Table:
+    """Rank 0's own thresholds, for all ranks; collective."""
+    arch = _arch(accelerator_of(communicator))
+    if arch is None:
+        return ()
+
+    def look() -> Table:
+        if communicator.rank:
+            return ()
+        found = find(arch)
+        if found.obstacle:
+            logger.warning("own thresholds: %s", found)
+        return found.entries
+
+    return communicator.all_gather(agree(communicator, "reading own thresholds", look))[0]
+
+
 def _machine(
-    communicator: Communicator, arena: SymmetricArena | None, sm_margin: int, strategy: Strategy
+    communicator: Communicator,
+    arena: SymmetricArena | None,
+    sm_margin: int,
+    strategy: Strategy,
+    thresholds: Table,
+    batch_invariant: bool,
 ) -> Machine:
     mine = {
-        "flashinfer": find_spec("flashinfer") is not None,
+        "flashinfer": _flashinfer_multiplies(accelerator_of(communicator)),
         "multicast": arena is not None and not arena.multicast_reason,
         "multiprocessors": _multiprocessors(communicator, sm_margin),
     }
@@ -503,7 +547,24 @@ def _machine(
         emulated=accelerator is not None and accelerator.emulated,
         strategy=strategy,
         multicast_archs=MULTICAST_ARCHS,
+        shared=_share_a_device(communicator) and isinstance(accelerator, CudaAccelerator),
+        table=thresholds,
+        batch_invariant=batch_invariant,
     )
+
+
+def _flashinfer_multiplies(accelerator: Accelerator | None) -> bool:
+    """Whether FlashInfer's block-scaled product can be called here: versions before 0.6 have none."""
+    if accelerator is None or accelerator.emulated or accelerator.arch not in BLOCK_SCALED_ARCHS:
+        return False
+    try:
+        from flashinfer import mm_mxfp8  # noqa: F401
+    except Exception as error:
+        # Whatever a broken installation raises, PyTorch multiplies, too.
+        if find_spec("flashinfer") is not None:
+            logger.warning("FlashInfer is installed, but its mm_mxfp8 cannot be used: %s", error)
+        return False
+    return True
 
 
 def _multiprocessors(communicator: Communicator, sm_margin: int) -> int:

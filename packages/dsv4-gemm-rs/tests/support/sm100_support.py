@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dsv4_gemm_rs import WeightKind
 from dsv4_gemm_rs.dispatch.costs import grouping
 from dsv4_gemm_rs.dispatch.plan import operation_of
 from dsv4_gemm_rs.dispatch.rates import rates_of
@@ -20,6 +21,7 @@ from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import BF16_BYTES, ExchangeLayout, shard_length
 from dsv4_symm_mem.protocol.tiles import TileGrid, TileShape
 from dsv4_symm_mem.protocol.words import call_signature
+from gemm_rs_support import problems_for
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ def operands_of(problem: RankProblem, operand: Operand) -> Operands:
     scale = problem.weight.scale
     assert scale is not None
     return Operands(quantised.data, quantised.scale, problem.weight.data, scale)
+
+
+def case(
+    config: KernelConfig, size: int, m: int, n: int, k: int, seed: int = 0
+) -> tuple[list[RankProblem], list[Operands]]:
+    """Every rank's part of a problem, and the kernel's operands for it."""
+    kind = WeightKind.MXFP8 if config.scaled else WeightKind.BF16
+    problems = problems_for(size, m, n, k, kind, seed=seed)
+    return problems, [operands_of(problem, config.operand) for problem in problems]
 
 
 class Group:

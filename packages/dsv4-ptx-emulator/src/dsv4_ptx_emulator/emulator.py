@@ -49,6 +49,7 @@ class Emulator:
         checks: Whether to attach the standard checkers; "memory-model" attaches that of the memory
             consistency model as well (checkers/memory_model), which takes about as long again as the run.
         slow_engines: Whether copies and matrix operations may be long under way, as the seed says.
+        uneven: Whether CTAs run apart, as the seed says: some rest until no other can go on.
         rewrite: Changes each PTX text before it is parsed (mutation testing).
 
     Attributes:
@@ -67,12 +68,14 @@ class Emulator:
         max_steps: int = MAX_STEPS,
         checks: bool | str = True,
         slow_engines: bool = False,
+        uneven: bool = False,
         rewrite: Callable[[str], str] | None = None,
     ) -> None:
         if ranks < 1:
             raise ArgumentError("ranks", ranks, "at least 1")
         self.machine = Machine(arch, ranks, seed, max_steps)
         self.machine.scheduler.slow_engines = slow_engines
+        self.machine.scheduler.uneven = uneven
         self._rewrite = rewrite
         self._modules: dict[str, Module] = {}
         self._programs: dict[tuple[str, str, int], Program] = {}

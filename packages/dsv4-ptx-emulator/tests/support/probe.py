@@ -91,9 +91,10 @@ def run(
     module: str = "",
     seed: int = 0,
     max_steps: int = 1_000_000,
+    uneven: bool = False,
 ) -> Emulator:
     """Launch `body` with the buffers' addresses as p0, p1... and run it."""
-    emulator = Emulator(arch, seed=seed, max_steps=max_steps)
+    emulator = Emulator(arch, seed=seed, max_steps=max_steps, uneven=uneven)
     for number, buffer in enumerate(buffers):
         emulator.register(buffer.ctypes.data, buffer.nbytes, f"buffer {number}")
     text = kernel(body, arch=arch, module=module, params=max(len(buffers), 1), threads=threads)

@@ -31,6 +31,7 @@ SWITCHES: Mapping[str, str] = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "hardware queues; 16 or more virtual ranks on a GPU need 32",
     "CUDA_LAUNCH_BLOCKING": "serialises launches: kernels that wait for each other deadlock",
     "DSV4_GEMM_RS_PATH": "forces a path of gemm_rs",
+    "DSV4_GEMM_RS_TABLE": "the user's own thresholds for gemm_rs; off for none",
     "DSV4_CACHE_DIR": "where compiled kernels are kept; off for nowhere",
 }
 """Environment switches that change or turn off what the packages use, with their effect."""

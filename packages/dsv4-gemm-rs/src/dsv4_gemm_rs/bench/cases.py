@@ -3,13 +3,20 @@
 
 `gemm-then-reduce-scatter` is the alternative that a fused kernel is compared with; `fused` is the kernel
 where there is one, also where it would not be chosen; `dispatched` is what a user gets, and `unfused-call`
-what the unfused path would give. The bare quantiser, the library's GEMM, the fused kernel without its
-exchange (`gemm-ours`, on the same share of the multiprocessors) and the bare collective stand beside them in
-the same run, and between processes what `alternatives` holds. The library's GEMM is the one that the unfused
-path takes, on operands that need no preparation: `gemm-cublas` in BF16, `gemm-mxfp8` with block scales.
-`gemm-ours-fp8-weights` and `fused-fp8-weights` are the same with weights kept in FP8, where a kernel does.
-`fused-unpaced` is the fused kernel whose SMs do not take turns on the link; `fused-all-reduce` is followed by
-the gather of the shards, which `all-gather` shows by itself.
+what the unfused path would give. What memory alone bounds (`memory`), the library's GEMM, the fused kernel
+without its exchange (`gemm-ours`, on the same share of the multiprocessors) and the bare collective stand
+beside them in the same run, and between processes what `alternatives` holds. The library's GEMM is the one
+that the unfused path takes, on operands that need no preparation: `gemm-cublas` in BF16, `gemm-mxfp8` with
+block scales.
+With `keep` FP8, `gemm-ours-fp8-weights`, `fused-fp8-weights` and `dispatched-fp8-weights` stand beside those
+of the same weights in BF16.
+`batch-invariant` is what a workspace that was created so performs on the same operands: our product, then
+the reduce-scatter. `fused-unpaced` is the fused kernel whose SMs do not take turns on the link;
+`fused-all-reduce` is followed by the gather of the shards, which `all-gather` shows by itself.
+
+The workspaces exchange one way for a whole run. Where owners read sums through multicast, `fused`,
+`gemm-ours`, `fused-all-reduce` (a single launch there) and `dispatched` are of the kernel that does that;
+SMs take no turns, so nothing is unpaced.
 """
 
 from __future__ import annotations
@@ -20,23 +27,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from dsv4_symm_mem.accelerator import accelerator_of
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.communicator import Communicator, ProcessGroupCommunicator
 from dsv4_symm_mem.errors import UnsupportedError
 from dsv4_symm_mem.protocol.launch import LaunchExchange
-from dsv4_symm_mem.protocol.layout import shard_length
+from dsv4_symm_mem.protocol.layout import Strategy, shard_length
 
 from dsv4_gemm_rs.api import gemm_rs
 from dsv4_gemm_rs.bench.alternatives import Alternatives
+from dsv4_gemm_rs.bench.memory import Memory, bandwidth_copy
 from dsv4_gemm_rs.bench.timing import Group, Phase
-from dsv4_gemm_rs.dispatch import Decision, Gemm, Machine, Path, Problem, decide
+from dsv4_gemm_rs.dispatch import Decision, Exchange, Gemm, Machine, Path, Problem, decide
 from dsv4_gemm_rs.fused import factors_of, launch_fused
 from dsv4_gemm_rs.kernels.families import Operand, members
 from dsv4_gemm_rs.kernels.launch import Factors, launch
 from dsv4_gemm_rs.operands import Operands
 from dsv4_gemm_rs.perform import gather_shards
 from dsv4_gemm_rs.problems import random_operands
-from dsv4_gemm_rs.quantize import quantize_mxfp8
 from dsv4_gemm_rs.unfused import (
     activations_bf16,
     activations_mxfp8,
@@ -68,29 +76,50 @@ class Setup:
         operands: As a caller has them.
         ready: The same, with activations that a library's GEMM takes as they are.
         factors: The same as the fused kernel takes them.
-        packed: The same with weights kept in FP8; empty where no kernel takes them.
+        kept: The same with weights kept in FP8; empty unless asked for.
+        packed: These as their kernel takes them.
         partials: Products.
         outs: Results.
         wholes: Results of all ranks.
         alternatives: Between processes, what else there is.
+        memory: Quantisers and copies of the activations.
     """
 
     workspaces: list[Workspace]
     operands: list[Operands]
     ready: list[Operands]
     factors: list[Factors]
+    kept: list[Operands]
     packed: list[Factors]
     partials: list[torch.Tensor]
     outs: list[torch.Tensor]
     wholes: list[torch.Tensor]
     alternatives: Alternatives | None
+    memory: Memory
 
     @classmethod
     def create(
-        cls, rank: Communicator, m: int, n: int, k: int, kind: WeightKind, count: int, path: Path | None
+        cls,
+        rank: Communicator,
+        m: int,
+        n: int,
+        k: int,
+        kind: WeightKind,
+        count: int,
+        path: Path | None,
+        keep: Keep = Keep.BF16,
+        exchange: Strategy = Strategy.PUSH,
     ) -> Setup:
-        """Make `count` workspaces and problems on this rank; collective."""
-        workspaces = [Workspace.create(rank, max_tokens=max(m, 1), n=n, path=path) for _ in range(count)]
+        """Make `count` workspaces and problems on this rank; collective.
+
+        Raises:
+            UnsupportedError: `keep` is FP8 and no kernel takes such weights here, or the group cannot
+                exchange that way.
+        """
+        workspaces = [
+            Workspace.create(rank, max_tokens=max(m, 1), n=n, path=path, exchange=exchange)
+            for _ in range(count)
+        ]
         seeds = (1 + rank.rank + rank.size * i for i in range(count))
         operands = [
             Operands(x, None, weight, m)
@@ -100,9 +129,8 @@ class Setup:
         gemm = decide(machine, operands[0].problem, Path.UNFUSED).gemm
         ready = [_ready(each, gemm) for each in operands]
         factors = [factors_of(each, machine.arch) for each in operands]
-        packed = []
-        if kind is WeightKind.MXFP8 and members(machine.arch, Operand.FP8_WEIGHT):
-            packed = [_packed(each, held) for each, held in zip(operands, factors, strict=True)]
+        kept = [_kept(each, machine) for each in operands] if keep is Keep.FP8 else []
+        packed = [factors_of(each, machine.arch) for each in kept]
         partials = [torch.randn(m, n, device=rank.device).to(torch.bfloat16) for _ in range(count)]
         rows = shard_length(m, rank.size)
         outs = [torch.empty(rows, n, dtype=torch.bfloat16, device=rank.device) for _ in range(count)]
@@ -113,7 +141,13 @@ class Setup:
             alternatives = Alternatives(rank, xs, [each.weight.bf16() for each in operands])
         if rank.device.type == "cuda":
             torch.cuda.synchronize(rank.device)
-        return cls(workspaces, operands, ready, factors, packed, partials, outs, wholes, alternatives)
+        made = (workspaces, operands, ready, factors, kept, packed, partials, outs, wholes, alternatives)
+        return cls(*made, Memory([each.x for each in operands]))
+
+    def alone(self) -> LaunchExchange:
+        """An exchange of this rank with itself, for a kernel that only multiplies."""
+        communicator = self.workspaces[0].communicator
+        return LaunchExchange.scratch(communicator.device, accelerator_of(communicator))
 
     def close(self) -> None:
         """Close the workspaces; collective."""
@@ -131,22 +165,22 @@ def _ready(operands: Operands, gemm: Gemm) -> Operands:
     return Operands(activations_bf16(operands), None, plain, operands.m)
 
 
-def _packed(operands: Operands, factors: Factors) -> Factors:
+def _kept(operands: Operands, machine: Machine) -> Operands:
     """The same product, of a weight kept in FP8."""
     weight = operands.weight
-    kept = prepare_weight(weight.data, weight.scale, keep=Keep.FP8).packed
-    if kept is None:
-        raise UnsupportedError("weights are not packed for this device")
-    return Factors(factors.x, kept)
+    if weight.kind is not WeightKind.MXFP8 or not members(machine.arch, Operand.FP8_WEIGHT):
+        raise UnsupportedError("weights are kept in FP8 on SM90 alone, and only those of MXFP8")
+    return replace(operands, weight=prepare_weight(weight.data, weight.scale, keep=Keep.FP8))
 
 
 def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Iterator[Case]:
     """Every case for the ranks of this process in `setups`."""
     unfused = decide(machine, problem, Path.UNFUSED)
     chosen = next(iter(setups.values())).workspaces[0].decide(problem)
+    device = next(iter(setups.values())).outs[0].device
 
-    def quantise(rank: Communicator, which: int) -> None:
-        quantize_mxfp8(setups[rank.rank].operands[which].x)
+    def bounded(rank: Communicator, which: int, *, name: str) -> None:
+        dict(setups[rank.rank].memory.cases())[name](rank, which)
 
     def gemm(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
@@ -179,6 +213,16 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         kept = replace(problem, packed=packed)
         launch_fused(factors[which], kept, setup.workspaces[which], setup.outs[which])
 
+    def product(rank: Communicator, which: int) -> None:
+        setup = setups[rank.rank]
+        plan = setup.workspaces[which].product_plan(problem)
+        launch(plan, setup.factors[which], alone[rank.rank], setup.partials[which])
+
+    def reduce(rank: Communicator, which: int) -> None:
+        setup = setups[rank.rank]
+        workspace, whole = setup.workspaces[which], setup.wholes[which]
+        launch_fused(setup.factors[which], problem, workspace, whole, gathered=True)
+
     def gather(rank: Communicator, which: int) -> None:
         setup = setups[rank.rank]
         gather_shards(setup.outs[which], setup.workspaces[which], unfused, setup.wholes[which])
@@ -200,9 +244,9 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
             for word, before in zip(words, kept, strict=True):
                 word.copy_(before)
 
-    def dispatched(rank: Communicator, which: int) -> None:
+    def dispatched(rank: Communicator, which: int, *, packed: bool = False) -> None:
         setup = setups[rank.rank]
-        mine = setup.operands[which]
+        mine = (setup.kept if packed else setup.operands)[which]
         gemm_rs(mine.x, mine.weight, setup.workspaces[which], out=setup.outs[which])
 
     def case(
@@ -214,26 +258,33 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
         return Case(name, phases, decision, decision.capturable, around)
 
     if problem.kind is WeightKind.MXFP8:
-        yield case("quantise", unfused, Phase(quantise, serial=True))
+        for name in dict(next(iter(setups.values())).memory.cases()):
+            yield case(name, unfused, Phase(partial(bounded, name=name), serial=True))
     yield case(
         "gemm-cublas" if unfused.gemm is Gemm.BF16 else "gemm-mxfp8", unfused, Phase(gemm, serial=True)
     )
     if machine.world_size > 1:
+        if device.type == "cuda" and len(setups) > 1:
+            yield case("copy", unfused, Phase(bandwidth_copy(device, min(setups)), serial=True))
         yield case("reduce-scatter", unfused, Phase(exchange))
         yield case("all-gather", unfused, Phase(gather))
     yield case("gemm-then-reduce-scatter", unfused, Phase(gemm, serial=True), Phase(exchange))
     with suppress(UnsupportedError):
         decision = decide(machine, problem, Path.FUSED)
-        alone = {rank: LaunchExchange.scratch(setup.outs[0].device) for rank, setup in setups.items()}
+        alone = {rank: setup.alone() for rank, setup in setups.items()}
         yield case("gemm-ours", decision, Phase(bare))
         yield case("fused", decision, Phase(fused))
         if all(setup.packed for setup in setups.values()):
             kept = decide(machine, replace(problem, packed=True), Path.FUSED)
             yield case("gemm-ours-fp8-weights", kept, Phase(partial(bare, packed=True)))
             yield case("fused-fp8-weights", kept, Phase(partial(fused, packed=True)))
-        if machine.process_group and machine.world_size > 1:
+        if decision.exchange is Exchange.PUSH:
+            yield case("batch-invariant", decision, Phase(product), Phase(exchange))
+        if machine.process_group and decision.exchange is Exchange.PUSH:
             yield case("fused-unpaced", decision, Phase(fused), around=unpaced)
-        if machine.world_size > 1:
+        if decision.exchange is Exchange.MULTICAST:
+            yield case("fused-all-reduce", decision, Phase(reduce))
+        elif machine.world_size > 1:
             yield case("fused-all-reduce", decision, Phase(fused), Phase(gather))
     if machine.arch is None:
         yield case("unfused-call", unfused, Phase(both))
@@ -245,13 +296,26 @@ def cases(setups: dict[int, Setup], problem: Problem, machine: Machine) -> Itera
                 yield case(name, unfused, Phase(step))
             yield case("unfused-call-nccl", unfused, Phase(library), Phase(setup.alternatives.nccl))
     yield case("dispatched", chosen, Phase(dispatched))
+    if all(setup.kept for setup in setups.values()):
+        held = next(iter(setups.values())).workspaces[0].decide(replace(problem, packed=True))
+        yield case("dispatched-fp8-weights", held, Phase(partial(dispatched, packed=True)))
 
 
 def create_setups(
-    group: Group, m: int, n: int, k: int, kind: WeightKind, count: int, path: Path | None
+    group: Group,
+    m: int,
+    n: int,
+    k: int,
+    kind: WeightKind,
+    count: int,
+    path: Path | None,
+    keep: Keep = Keep.BF16,
+    exchange: Strategy = Strategy.PUSH,
 ) -> dict[int, Setup]:
     """The setups of this process's ranks by rank; collective."""
-    create = partial(Setup.create, m=m, n=n, k=k, kind=kind, count=count, path=path)
+    create = partial(
+        Setup.create, m=m, n=n, k=k, kind=kind, count=count, path=path, keep=keep, exchange=exchange
+    )
     if isinstance(group, VirtualGroup):
         return dict(enumerate(group.run(create)))
     return {group.rank: create(group)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dsv4_symm_mem.errors import UnsupportedError
 
-from dsv4_gemm_rs.bench.report import Report
+from dsv4_gemm_rs.bench.report import Report, exchange_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def plot(report: Report, path: Path) -> None:
     shape = report.rows[0] if report.rows else {"n": "?", "k": "?", "kind": "?"}
     axes.set_title(
         f"{machine['device']}, {machine['ranks']} ranks ({machine['ranks_are']})\n"
-        f"N={shape['n']}, K/rank={shape['k']}, {shape['kind']}",
+        f"N={shape['n']}, K/rank={shape['k']}, {shape['kind']}, {exchange_of(report)}",
         fontsize=10,
     )
     axes.grid(True, which="both", alpha=0.3)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from dsv4_symm_mem.errors import ArgumentError
 from dsv4_symm_mem.probe import probe_device
+from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.environment import under_torchrun
@@ -84,10 +85,15 @@ class Report:
                 raise KeyError(f"schema {held['schema']}")
             checks = tuple(Check(**check) for check in held.pop("checks"))
             return cls(**held, checks=checks)
-        except (KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 "path", str(path), f"a result file of schema {SCHEMA_VERSION} ({error})"
             ) from None
+
+
+def exchange_of(report: Report) -> str:
+    """How fused kernels exchanged in a benchmark's result; those before there was a choice pushed."""
+    return str(report.rows[0].get("exchange", Strategy.PUSH.value)) if report.rows else Strategy.PUSH.value
 
 
 def describe_machine(device: torch.device, world_size: int, how: str) -> dict[str, Any]:

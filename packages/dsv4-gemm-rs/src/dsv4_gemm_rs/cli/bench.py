@@ -9,15 +9,16 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from dsv4_symm_mem.backends import VirtualGroup
+from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs.bench.plot import plot
-from dsv4_gemm_rs.bench.report import Report
+from dsv4_gemm_rs.bench.report import Report, exchange_of
 from dsv4_gemm_rs.bench.run import run_benchmark
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
 from dsv4_gemm_rs.cli.results import publish, require_writable
 from dsv4_gemm_rs.dispatch import Path
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
-from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.weights import Keep, WeightKind
 
 
 def add_parser(commands: Any) -> None:
@@ -47,6 +48,20 @@ def add_parser(commands: Any) -> None:
         "--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)"
     )
     parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
+    parser.add_argument(
+        "--keep",
+        type=Keep,
+        choices=list(Keep),
+        default=Keep.BF16,
+        help="fp8: also the kernel for weights kept in FP8 (SM90)",
+    )
+    parser.add_argument(
+        "--exchange",
+        type=Strategy,
+        choices=list(Strategy),
+        default=Strategy.PUSH,
+        help="how fused kernels exchange (default push); multicast needs several SM100 GPUs that have it",
+    )
     parser.add_argument("--path", type=Path, choices=list(Path), default=None, help="default: the best one")
     parser.add_argument(
         "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
@@ -75,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
             workspaces=options.workspaces,
             samples=options.samples,
             path=options.path,
+            keep=options.keep,
+            exchange=options.exchange,
             progress=(lambda line: print(line, file=sys.stderr, flush=True)) if first else lambda line: None,
         )
     if first:
@@ -87,7 +104,8 @@ def table(report: Report) -> str:
     names = list(dict.fromkeys(row["case"] for row in report.rows))
     medians = {(row["m"], row["case"]): row["median_us"] for row in report.rows}
     width = max(len(name) for name in names) + 2
-    lines = ["median µs".ljust(10) + "".join(name.rjust(width) for name in names)]
+    head = "median µs".ljust(10) + "".join(name.rjust(width) for name in names)
+    lines = [f"exchange: {exchange_of(report)}", head]
     for m in dict.fromkeys(row["m"] for row in report.rows):
         cells = (f"{medians[m, name]:.1f}" if (m, name) in medians else "-" for name in names)
         lines.append(f"M={m}".ljust(10) + "".join(cell.rjust(width) for cell in cells))

@@ -26,7 +26,8 @@ from dsv4_symm_mem.errors import ArgumentError
 from dsv4_gemm_rs.cli.cached import CacheState, listing
 from dsv4_gemm_rs.cli.groups import require_positive
 from dsv4_gemm_rs.dispatch import Machine, Problem
-from dsv4_gemm_rs.dispatch.plan import operand_for, plan_launch
+from dsv4_gemm_rs.dispatch.decide import operand_for
+from dsv4_gemm_rs.dispatch.plan import plan_launch
 from dsv4_gemm_rs.kernels.cache import kernels_of
 from dsv4_gemm_rs.kernels.families import MULTICAST_FAMILIES, Strategy
 from dsv4_gemm_rs.problems import default_k

@@ -10,12 +10,14 @@ from typing import Any
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.compiled import gpu_arch
 from dsv4_symm_mem.probe import SWITCHES, GroupProbe, probe
+from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.cli.cached import CacheState
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option
 from dsv4_gemm_rs.dispatch import Problem
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
+from dsv4_gemm_rs.tuning.file import find
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_gemm_rs.workspace import FUSED_ARCHS, Workspace
 
@@ -43,34 +45,41 @@ def run(options: argparse.Namespace) -> int:
     with command_group(options.ranks, device) as group:
         if isinstance(group, VirtualGroup):
             described = group.run(probe)[0]
-            decisions = group.run(_decisions)[0]
+            decisions, multicast = group.run(_decisions)[0]
         else:
             described = probe(group)
-            decisions = _decisions(group)
+            decisions, multicast = _decisions(group)
     if described.rank != 0:
         return 0
     archs = sorted({device.arch for device in described.devices if device.arch}) or sorted(FUSED_ARCHS)
+    arch = described.devices[0].arch
+    thresholds = "no GPU" if arch is None else str(find(arch))
     cache = CacheState.of([gpu_arch(divmod(arch, 10)) for arch in archs])
     if options.json:
-        shown = {**described.as_dict(), "decisions": decisions, "cache": cache.as_dict()}
+        shown = {**described.as_dict(), "decisions": decisions, "multicast_obstacle": multicast}
+        shown["cache"] = cache.as_dict()
+        shown["own_thresholds"] = thresholds
         print(json.dumps({"version": __version__, **shown}, indent=1))
     else:
-        _print(described, decisions)
+        _print(described, decisions, multicast)
+        print(f"own thresholds: {thresholds}")
         print(cache)
     return 0
 
 
-def _decisions(group: Any) -> list[dict[str, Any]]:
+def _decisions(group: Any) -> tuple[list[dict[str, Any]], str]:
+    """What calls take, and what keeps fused kernels of the group from reading sums through multicast."""
     found = []
     with Workspace.create(group, max_tokens=max(_TOKENS), n=WO_B_N) as workspace:
         for kind in WeightKind:
             for m in _TOKENS:
                 problem = Problem(m, WO_B_N, default_k(workspace.world_size), kind)
                 found.append({"kind": kind.value, "m": m, "decision": str(workspace.decide(problem))})
-    return found
+        obstacle = workspace.obstacle(Strategy.MULTICAST)
+    return found, obstacle
 
 
-def _print(described: GroupProbe, decisions: list[dict[str, Any]]) -> None:
+def _print(described: GroupProbe, decisions: list[dict[str, Any]], obstacle: str) -> None:
     print(
         f"dsv4-gemm-rs {__version__}, {len(described.devices)} ranks, symmetric memory: {described.backend}"
     )
@@ -91,6 +100,7 @@ def _print(described: GroupProbe, decisions: list[dict[str, Any]]) -> None:
     print("links (row reaches column):")
     for rank, row in enumerate(described.links):
         print(f"  {rank}: " + " | ".join(row))
+    print(f"exchange through multicast: {f'no, {obstacle}' if obstacle else 'yes, where it is asked for'}")
     print(f"decisions for N={WO_B_N}, K={WO_B_K} over {len(described.devices)} ranks:")
     last = ""
     for entry in decisions:

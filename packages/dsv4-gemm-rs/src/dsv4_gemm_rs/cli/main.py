@@ -20,6 +20,7 @@ from dsv4_gemm_rs.cli import (
     full_report,
     inspect_kernels,
     model,
+    tune,
     verify,
 )
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench,
         bench_link,
         bench_start,
+        tune,
         full_report,
     ):
         command.add_parser(commands)

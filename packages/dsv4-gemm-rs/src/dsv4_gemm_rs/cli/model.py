@@ -51,8 +51,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _shown(measured: float | None) -> str:
+    return "" if measured is None else f"{measured:.1f}"
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Comparison and prediction as text."""
+    """Comparison, prediction and what moves it, as text."""
     lines = [f"{'machine':<10}{'what':<38}{'M':>6}{'K':>6}{'modelled':>10}{'known':>9}{'ratio':>7}"]
     for row in rows:
         if row["table"] == "comparison":
@@ -62,13 +66,22 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             )
     lines += [
         "",
-        f"{'B200s':<7}{'M':>6}{'tile':>9}{'ours':>8}{'multicast':>11}{'published':>11}{'unfused':>9}  µs",
+        f"{'B200s':<7}{'M':>6}{'tile':>9}{'ours':>8}{'measured':>10}{'multicast':>11}{'measured':>10}"
+        f"{'published':>11}{'unfused':>9}  µs",
     ]
     for row in rows:
         if row["table"] == "prediction":
             lines.append(
                 f"{row['world_size']:<7}{row['m']:>6}{row['tile']:>9}"
-                f"{row['ours_us']:>8.1f}{row['multicast_us']:>11.1f}{row['pulled_us']:>11.1f}"
-                f"{row['unfused_us']:>9.1f}"
+                f"{row['ours_us']:>8.1f}{_shown(row['measured_push_us']):>10}"
+                f"{row['multicast_us']:>11.1f}{_shown(row['measured_multicast_us']):>10}"
+                f"{row['pulled_us']:>11.1f}{row['unfused_us']:>9.1f}"
             )
+    rest = [row for row in rows if row["table"] == "sensitivity"]
+    for exchange in dict.fromkeys(row["exchange"] for row in rest):
+        mine = [row for row in rest if row["exchange"] == exchange]
+        names = [name for name in mine[0] if name.startswith(("down_", "up_"))]
+        lines += ["", f"{exchange + ', TP4':<26}{''.join(name.rjust(11) for name in names)}  µs by input"]
+        for row in sorted(mine, key=lambda row: -max(abs(row[name]) for name in names)):
+            lines.append(f"{row['input']:<26}{''.join(f'{row[name]:>+11.1f}' for name in names)}")
     return "\n".join(lines)

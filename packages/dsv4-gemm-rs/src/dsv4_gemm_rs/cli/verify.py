@@ -20,7 +20,8 @@ from dsv4_symm_mem.communicator import Communicator
 
 from dsv4_gemm_rs.api import gemm_ar, gemm_rs
 from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
-from dsv4_gemm_rs.dispatch.plan import operand_for, plan_with
+from dsv4_gemm_rs.dispatch.decide import operand_for
+from dsv4_gemm_rs.dispatch.plan import plan_with
 from dsv4_gemm_rs.fused import factors_of
 from dsv4_gemm_rs.kernels.families import Operand, Strategy, family_of, members
 from dsv4_gemm_rs.kernels.launch import launch
@@ -182,6 +183,11 @@ def _steps(workspace: Workspace, operands: Operands) -> Iterator[tuple[str, bool
             plan = plan_with(config, machine, operands.problem)
             tile = f"tile {config.tile_m * config.cluster}x{config.tile_n}"
             yield tile, False, lambda out, plan=plan: launch(plan, factors, launches, out)  # type: ignore[misc]
+            if machine.strategy is Strategy.MULTICAST and machine.world_size > 1:
+                # Of a pushed all-reduce the second half is the same kernel for all tiles.
+                plan = plan_with(config, machine, operands.problem, gathered=True)
+                name = f"all-reduce, {tile}"
+                yield name, True, lambda out, plan=plan: launch(plan, factors, launches, out)  # type: ignore[misc]
 
 
 def worst_of(by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from dsv4_symm_mem.errors import UnsupportedError
 from dsv4_symm_mem.protocol.layout import Strategy
 
+from dsv4_gemm_rs.dispatch.thresholds import Shape, Table, merged, nearest, packaged
+from dsv4_gemm_rs.kernels.families import Operand
 from dsv4_gemm_rs.weights import WeightKind
 
 BLOCK_SCALED_ARCHS = frozenset({100, 103})
 """Architectures whose tensor cores take E8M0 block scales in the library GEMMs used here."""
 FUSED_MIN_TOKENS = 128
-"""Calls with fewer rows are faster as a library GEMM and a reduce-scatter: measured on two H200s at N = 5120
-(docs/results/h200_tp2_*.json), and taken over for SM100, where nothing is measured."""
-LONG_K = 4096
-"""From this K per rank on, SM90 needs twice the rows: the library splits K where tiles are few. 128 rows took
-29.7 us fused and 25.5 unfused there, 256 rows 30.1 and 36.6."""
+"""Rows from which a call is taken to be faster fused where nothing like it was measured (`thresholds`)."""
+FLASHINFER_LEAST_N = 128
+"""Least N that `flashinfer.mm_mxfp8` takes (0.6.18); it raises below."""
 
 
 class Path(enum.StrEnum):
@@ -71,12 +71,15 @@ class Machine:
         multicast: Whether symmetric memory has multicast addresses.
         symmetric: Whether symmetric memory could be mapped.
         process_group: Whether there is a process group for library collectives.
-        flashinfer: Whether FlashInfer is installed.
+        flashinfer: Whether FlashInfer is installed with its block-scaled product.
         multiprocessors: SMs that a rank's kernels may fill, the least over ranks; 0 on a CPU.
         fused_archs: Architectures that this version has kernels for, fused and stand-alone.
         emulated: Whether kernels are emulated on host memory, where no library multiplies with block scales.
         strategy: How fused kernels are to exchange; never chosen, only asked for.
         multicast_archs: Architectures whose fused kernels can read sums through multicast.
+        shared: Whether the ranks share one GPU, each with its part of the SMs.
+        table: A user's own thresholds, see `thresholds`.
+        batch_invariant: Whether a row's bits may depend on nothing but the row, see `batch_obstacle`.
     """
 
     arch: int | None
@@ -90,6 +93,9 @@ class Machine:
     emulated: bool = False
     strategy: Strategy = Strategy.PUSH
     multicast_archs: frozenset[int] = frozenset()
+    shared: bool = False
+    table: Table = ()
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,21 +156,29 @@ def decide(machine: Machine, problem: Problem, requested: Path | None = None) ->
         Path.UNFUSED: _unfused_obstacle(machine),
         Path.HOST: _host_obstacle(machine),
     }
+    if machine.batch_invariant:
+        obstacles = {path: obstacles[path] or batch_obstacle(machine, path) for path in Path}
     if requested is not None:
         if obstacles[requested]:
             raise UnsupportedError(f"path {requested.value!r} was requested, but {obstacles[requested]}")
         return _decision(requested, machine, problem, "requested", ())
+    if machine.batch_invariant:
+        if obstacles[Path.UNFUSED]:
+            raise UnsupportedError(f"batch invariance was requested, but {obstacles[Path.UNFUSED]}")
+        reason = "batch invariance was requested: one order of K, every partial rounded"
+        return _decision(Path.UNFUSED, machine, problem, reason, ())
     if machine.world_size == 1 and not obstacles[Path.FUSED]:
         obstacles[Path.FUSED] = "one rank has nothing to exchange, and the library's GEMM alone is faster"
     preferred = [Path.FUSED, Path.UNFUSED, Path.HOST]
     if machine.arch is None:
         preferred = [Path.FUSED, Path.HOST, Path.UNFUSED]
-    elif not (obstacles[Path.FUSED] or obstacles[Path.UNFUSED]) and problem.m < (
-        least := least_tokens(machine, problem)
-    ):
-        # A choice, not a fallback: the fused path is there, and nothing is to be logged.
-        reason = f"library GEMM and exchange, the faster way below {least} tokens"
-        return _decision(Path.UNFUSED, machine, problem, reason, ())
+    elif not (obstacles[Path.FUSED] or obstacles[Path.UNFUSED]):
+        least = least_tokens(machine, problem)
+        if least is None or problem.m < least:
+            # A choice, not a fallback: the fused path is there, and nothing is to be logged.
+            where = "for any number of tokens" if least is None else f"below {least} tokens"
+            reason = f"library GEMM and exchange, the faster way {where}"
+            return _decision(Path.UNFUSED, machine, problem, reason, ())
     rejected: list[Rejection] = []
     for path in preferred:
         if not obstacles[path]:
@@ -173,10 +187,25 @@ def decide(machine: Machine, problem: Problem, requested: Path | None = None) ->
     raise UnsupportedError("no path: " + "; ".join(f"{r.path.value}: {r.reason}" for r in rejected))
 
 
-def least_tokens(machine: Machine, problem: Problem) -> int:
-    """Rows from which a call is faster fused."""
-    long = machine.arch == 90 and problem.k >= LONG_K
-    return 2 * FUSED_MIN_TOKENS if long else FUSED_MIN_TOKENS
+def least_tokens(machine: Machine, problem: Problem) -> int | None:
+    """Rows from which a call is faster fused, of the nearest shape measured; None if it never is."""
+    if machine.arch is None or machine.strategy is not Strategy.PUSH:
+        return FUSED_MIN_TOKENS
+    operand = operand_for(machine.arch, problem.kind, packed=problem.packed)
+    extents = (max(problem.n, 1), max(problem.k, 1))
+    shape = Shape(machine.arch, machine.world_size, machine.shared, operand.value, *extents)
+    entry = nearest(merged(packaged(), machine.table), shape)
+    return FUSED_MIN_TOKENS if entry is None else entry.least_tokens
+
+
+def operand_for(arch: int | None, kind: WeightKind, *, packed: bool = False) -> Operand:
+    """What the fused kernel of `arch` multiplies for operands of `kind`: BF16 where it knows no scales.
+
+    `packed` tells that the weight is kept packed, which counts there alone.
+    """
+    if arch in BLOCK_SCALED_ARCHS:
+        return Operand.MXFP8 if kind is WeightKind.MXFP8 else Operand.BF16
+    return Operand.FP8_WEIGHT if packed else Operand.BF16
 
 
 def _fused_obstacle(machine: Machine, problem: Problem) -> str:
@@ -198,6 +227,25 @@ def strategy_obstacle(machine: Machine) -> str:
         return f"this version has no kernel for {arch} that reads through multicast"
     if machine.world_size > 1 and not machine.multicast:
         return "symmetric memory has no multicast address on some rank"
+    return ""
+
+
+def batch_obstacle(machine: Machine, path: Path) -> str:
+    """Why a row's bits would depend on the other rows of a call; empty if they do not.
+
+    Our kernels add products along K in one order whatever M and the tile shape, which libraries do not. What
+    is left is the exchange: a fused kernel adds the owner's partial unrounded, and which rank owns a row
+    depends on M. The stand-alone reduce-scatter adds partials that are all rounded to BF16.
+    """
+    if path is Path.FUSED:
+        return "a fused call rounds all partials but the owner's, and which rank owns a row depends on M"
+    if path is Path.HOST:
+        return "PyTorch's products may depend on M"
+    if machine.arch not in machine.fused_archs:
+        where = "a CPU" if machine.arch is None else f"sm_{machine.arch}"
+        return f"this version has no kernel for {where}, and a library's product may depend on M"
+    if machine.strategy is not Strategy.PUSH:
+        return "sums are to be read through multicast, in an order that the switch chooses"
     return ""
 
 
@@ -233,10 +281,11 @@ def _gemm(path: Path, machine: Machine, problem: Problem) -> Gemm:
     if problem.packed and machine.arch == 90 and machine.arch in machine.fused_archs:
         # The library would have to be given a BF16 copy, made anew for each call.
         return Gemm.SM90_FP8
-    if path is Path.FUSED:
+    if path is Path.FUSED or machine.batch_invariant:
         return Gemm.FUSED_SM90 if machine.arch == 90 else Gemm.FUSED_SM100
     if problem.kind is WeightKind.MXFP8 and machine.arch in BLOCK_SCALED_ARCHS and not machine.emulated:
-        return Gemm.FLASHINFER if machine.flashinfer else Gemm.SCALED_MM
+        taken = machine.flashinfer and problem.n >= FLASHINFER_LEAST_N
+        return Gemm.FLASHINFER if taken else Gemm.SCALED_MM
     return Gemm.BF16
 
 

@@ -17,10 +17,9 @@ from dsv4_symm_mem.protocol.tiles import TileShape
 from dsv4_symm_mem.protocol.words import Operation, call_signature
 
 from dsv4_gemm_rs.dispatch.costs import choose, grouping, wave_rows
-from dsv4_gemm_rs.dispatch.decide import BLOCK_SCALED_ARCHS, Machine, Problem
+from dsv4_gemm_rs.dispatch.decide import Machine, Problem, operand_for
 from dsv4_gemm_rs.dispatch.rates import rates_of
-from dsv4_gemm_rs.kernels.families import Operand, TileConfig, members, operand_of
-from dsv4_gemm_rs.weights import WeightKind
+from dsv4_gemm_rs.kernels.families import TileConfig, members, operand_of
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,6 @@ class LaunchPlan:
     def shape(self) -> TileShape:
         """Tile shape of the call."""
         return TileShape(self.config.tile_m, self.config.tile_n)
-
-
-def operand_for(arch: int | None, kind: WeightKind, *, packed: bool = False) -> Operand:
-    """What the fused kernel of `arch` multiplies for operands of `kind`: BF16 where it knows no scales.
-
-    `packed` tells that the weight is kept packed, which counts there alone.
-    """
-    if arch in BLOCK_SCALED_ARCHS:
-        return Operand.MXFP8 if kind is WeightKind.MXFP8 else Operand.BF16
-    return Operand.FP8_WEIGHT if packed else Operand.BF16
 
 
 def operation_of(strategy: Strategy, *, gathered: bool) -> Operation:

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dsv4_gemm_rs.bench.report import Check, Report
+from dsv4_gemm_rs.bench.report import Check, Report, exchange_of
 from dsv4_gemm_rs.dispatch.costs import choose
+from dsv4_gemm_rs.dispatch.decide import BLOCK_SCALED_ARCHS
 from dsv4_gemm_rs.kernels.families import Operand, Strategy, members
 from dsv4_gemm_rs.kernels.sm100.config import KernelConfig
 from dsv4_gemm_rs.model import calls
 from dsv4_gemm_rs.model.calls import Call
 from dsv4_gemm_rs.model.inputs import B200, H200, SOURCES
 from dsv4_gemm_rs.problems import WO_B_N, default_k
+from dsv4_gemm_rs.weights import WeightKind
 
 SM90, SM100 = members(90, Operand.BF16), members(100, Operand.MXFP8)
 SM100_MULTICAST = members(100, Operand.MXFP8, Strategy.MULTICAST)
@@ -33,8 +35,8 @@ WITHIN = 0.1
 """Share by which a modelled time may miss a known one."""
 VARIED = 0.25
 """Share by which inputs are varied."""
-OTHERS = frozenset({"multicast_bytes_per_us", "barrier_us", "collective_us", "collective_bytes_per_us"})
-"""Inputs that calls which push do not use."""
+OWN = frozenset({"gemm-ours", "fused", "dispatched"})
+"""Cases of a benchmark that depend on how fused kernels exchange."""
 TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -70,7 +72,10 @@ def _measured(report: Report) -> Iterator[dict[str, Any]]:
     if report.machine["ranks_are"] != "processes":
         return
     where = f"{ranks} x {device.removeprefix('NVIDIA ')}"
+    pulled = exchange_of(report) == Strategy.MULTICAST.value
     gpu, family = (H200, SM90) if report.machine["arch"] == 90 else (B200, SM100)
+    if pulled:
+        family = SM100_MULTICAST
     model: dict[str, Callable[[Call], float]] = {
         "quantise": lambda call: calls.quantise_us(gpu, call),
         "gemm-ours": lambda call: calls.alone_us(gpu, family, call),
@@ -80,11 +85,19 @@ def _measured(report: Report) -> Iterator[dict[str, Any]]:
         "dispatched": lambda call: calls.ours_us(gpu, family, call),
     }
     for case, modelled in model.items():
+        if pulled and case not in OWN:
+            continue
+        what = f"{case}{' through multicast' * pulled}, measured"
         for row in report.rows:
             # Below that the dispatcher takes another path.
-            if row["case"] == case and row["m"] >= TOKENS[0]:
+            if row["case"] == case and row["m"] >= TOKENS[0] and _is_modelled(row):
                 call = Call(row["m"], row["n"], row["k"], ranks)
-                yield _compared(where, f"{case}, measured", call, modelled(call), row["median_us"])
+                yield _compared(where, what, call, modelled(call), row["median_us"])
+
+
+def _is_modelled(row: Mapping[str, Any]) -> bool:
+    """Whether a benchmark's row is of an MXFP8 call; there is no model of those in BF16."""
+    return bool(row.get("kind", WeightKind.MXFP8.value) == WeightKind.MXFP8.value)
 
 
 def _compared(machine: str, what: str, call: Call, modelled: float, known: float) -> dict[str, Any]:
@@ -93,8 +106,20 @@ def _compared(machine: str, what: str, call: Call, modelled: float, known: float
     return row | {"modelled_us": modelled, "known_us": known, "ratio": modelled / known}
 
 
-def prediction(world_sizes: Sequence[int] = (2, 4, 8)) -> Iterator[dict[str, Any]]:
-    """Our calls on B200s by number of ranks and M, with their parts and the alternatives, all modelled."""
+def prediction(
+    measured: Sequence[Report] = (), world_sizes: Sequence[int] = (2, 4, 8)
+) -> Iterator[dict[str, Any]]:
+    """Our calls on B200s by number of ranks and M, with their parts and the alternatives, all modelled.
+
+    What a benchmark of B200s has of the same calls stands beside it, None where there is none.
+    """
+    known = {
+        (exchange_of(report), int(report.machine["ranks"]), row["m"], row["n"], row["k"]): row["median_us"]
+        for report in measured
+        if report.machine["arch"] in BLOCK_SCALED_ARCHS and report.machine["ranks_are"] == "processes"
+        for row in report.rows
+        if row["case"] == "dispatched" and _is_modelled(row)
+    }
     for world_size in world_sizes:
         for m in TOKENS:
             call = Call(m, WO_B_N, default_k(world_size), world_size)
@@ -114,21 +139,29 @@ def prediction(world_sizes: Sequence[int] = (2, 4, 8)) -> Iterator[dict[str, Any
                 "multicast_us": calls.ours_us(B200, SM100_MULTICAST, call),
                 "pulled_us": calls.pulled_us(B200, PULLED_TILE, call),
                 "unfused_us": calls.unfused_us(B200, SM100, call),
+                **{
+                    f"measured_{exchange}_us": known.get((exchange, world_size, m, call.n, call.k))
+                    for exchange in Strategy
+                },
             }
 
 
 def sensitivity(world_size: int = 4, tokens: Sequence[int] = (256, 2048, 8192)) -> Iterator[dict[str, Any]]:
-    """By how many microseconds our call moves with each input a quarter up and a quarter down."""
-    for name in SOURCES:
-        if name in OTHERS:
-            continue
-        row: dict[str, Any] = {"measure": "model", "table": "sensitivity", "input": name}
-        for m in tokens:
-            call = Call(m, WO_B_N, default_k(world_size), world_size)
-            base = calls.ours_us(B200, SM100, call)
-            for sign, factor in (("down", 1 - VARIED), ("up", 1 + VARIED)):
-                row[f"{sign}_{m}"] = calls.ours_us(B200.scaled(name, factor), SM100, call) - base
-        yield row
+    """By how many microseconds our call moves with each input a quarter up and a quarter down.
+
+    For either exchange; inputs that move nothing are left out.
+    """
+    for exchange, family in ((Strategy.PUSH, SM100), (Strategy.MULTICAST, SM100_MULTICAST)):
+        for name in SOURCES:
+            moved = {}
+            for m in tokens:
+                call = Call(m, WO_B_N, default_k(world_size), world_size)
+                base = calls.ours_us(B200, family, call)
+                for sign, factor in (("down", 1 - VARIED), ("up", 1 + VARIED)):
+                    moved[f"{sign}_{m}"] = calls.ours_us(B200.scaled(name, factor), family, call) - base
+            if any(moved.values()):
+                row = {"measure": "model", "table": "sensitivity", "exchange": exchange.value}
+                yield row | {"input": name} | moved
 
 
 def checks(rows: Sequence[Mapping[str, Any]]) -> tuple[Check, ...]:
@@ -144,4 +177,4 @@ def checks(rows: Sequence[Mapping[str, Any]]) -> tuple[Check, ...]:
 
 def all_rows(measured: Sequence[Report]) -> list[dict[str, Any]]:
     """All four tables."""
-    return [*inputs(), *comparison(measured), *prediction(), *sensitivity()]
+    return [*inputs(), *comparison(measured), *prediction(measured), *sensitivity()]

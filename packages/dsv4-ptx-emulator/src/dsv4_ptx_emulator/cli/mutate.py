@@ -32,7 +32,7 @@ def add_mutate(commands: Any) -> None:
     parser.add_argument("--kernel", required=True, help="part of the kernel's name")
     parser.add_argument("--name", required=True, help="of the result")
     parser.add_argument(
-        "--seeds", type=int, default=2, help="schedules per scenario for each mutant (default 2)"
+        "--seeds", type=int, default=4, help="schedules per scenario for each mutant (default 4)"
     )
     parser.add_argument(
         "--most-seeds",

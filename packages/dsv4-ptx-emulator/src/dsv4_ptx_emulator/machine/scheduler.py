@@ -6,6 +6,9 @@ two observable steps nobody can tell whether others ran, so nothing is lost by r
 happens between observable steps of different agents is decided by the seed alone, and the same seed
 replays the same run.
 
+With `uneven`, CTAs run apart: some, as the seed says, rest until nobody else can go on, then others do. Left
+to chance alone, one warp is hardly ever ahead of all warps of another CTA.
+
 Waiting costs nothing: a warp that blocks leaves the pool until its channel is woken. A warp that polls
 memory (a load stronger than weak that reads what it read before, at every poll since the last news)
 leaves the pool until one of the polled lines is written. Not running a spinning warp is a legal schedule;
@@ -47,6 +50,9 @@ PATIENCE_STEPS = 256
 TURN_STEPS = 64
 """How long that turn is."""
 
+RESTING = 2 / 3
+"""Which part of the CTAs rests where they run apart."""
+
 LONGEST_TURN = 4096
 """Instructions without an observable step after which a turn ends."""
 
@@ -62,6 +68,7 @@ class Scheduler:
     Attributes:
         slow_engines: Whether asynchronous agents are slow at times, as the seed says: what they still have to
             write stays invisible for as long as nobody waits for it.
+        uneven: Whether some CTAs rest until the others cannot go on.
         rng: All that is random comes from here.
         steps: Instructions executed so far.
     """
@@ -70,6 +77,7 @@ class Scheduler:
         self.machine = machine
         self.rng = random.Random(seed)
         self.slow_engines = False
+        self.uneven = False
         self.steps = 0
         self.max_steps = max_steps
         self._pool: list[Any] = []
@@ -78,6 +86,8 @@ class Scheduler:
         self._waiting: dict[Any, list[Warp]] = {}
         self._parked: dict[int, Warp] = {}
         self._pollers: dict[int, Warp] = {}
+        self._rests: dict[int, bool] = {}
+        self._resting: list[Warp] = []
         self._paces: dict[int, float] = {}
         self._fruitless = 0
         self._jumped = EPOCH
@@ -122,7 +132,10 @@ class Scheduler:
             at = int(rand() * len(pool))
             chosen = pool[at]
             if chosen.__class__ is Warp:
-                if self._run_warp(chosen, 1 + int(rand() * MAX_BURST)):
+                if self.uneven and self._is_to_rest(chosen):
+                    self._drop(at, chosen)
+                    self._resting.append(chosen)
+                elif self._run_warp(chosen, 1 + int(rand() * MAX_BURST)):
                     self._drop(at, chosen)
             elif self.slow_engines and len(pool) > 1 and rand() >= self._pace(chosen):
                 continue
@@ -154,6 +167,14 @@ class Scheduler:
         last = pool.pop()
         if last is not chosen:
             pool[at] = last
+
+    def _is_to_rest(self, warp: Warp) -> bool:
+        """Whether the warp's CTA rests, until all rest or wait and it is decided anew."""
+        key = id(warp.cta)
+        rests = self._rests.get(key)
+        if rests is None:
+            rests = self._rests[key] = self.rng.random() < RESTING
+        return rests
 
     def _pace(self, agent: AsyncAgent) -> float:
         """Which part of its turns a slow engine takes, until it has nothing to do."""
@@ -344,7 +365,12 @@ class Scheduler:
             self._pool.append(warp)
 
     def _stir(self) -> bool:
-        """The pool is empty: begin queued launches, ask everybody once more, let pollers poll, or give up."""
+        """The pool is empty: who rested goes on, queued launches begin, pollers poll, or it is a deadlock."""
+        self._rests.clear()
+        if self._resting:
+            self._pool += self._resting
+            self._resting.clear()
+            return True
         if self.machine.begin_launches():
             return True
         ready = [agent for agent in self._agents.values() if agent.ready()]

@@ -4,7 +4,7 @@
 A scenario is a function of a `System`: it launches on the system's devices, calls `run`, and raises
 AssertionError where an answer is wrong. `ranks`, `processors` and `arch` are attributes of it (1, 4 and
 sm_90a without), and `checks` that may turn the standard checkers off. Every run has the memory model's;
-engines are slow in every second seed.
+engines are slow in every second seed, and in two of four CTAs run apart.
 
 A run that takes twenty times the steps of the slowest clean run is given up: it hangs.
 """
@@ -81,6 +81,7 @@ def make_system(
         seed=seed,
         checks=getattr(scenario, "checks", True),
         slow_engines=seed % 2 == 1,
+        uneven=seed % 4 >= 2,
         rewrite=rewrite,
         **options,
     )

@@ -10,6 +10,9 @@ byte against one row. The seed differs between measurements: a byte that did not
 measurement, hence wrong. What such data cannot show is a unit that landed in another unit's place, and since
 each place is checked, another would then be found unwritten.
 
+Where the sum over ranks is read through multicast, messages are small integers in BF16 instead, equal on all
+ranks and so few that their sum is exact, `addend`.
+
 Rejected: data that differ in every unit. A bulk copy would need its source rewritten before each piece, and
 the writing would be measured instead of the link.
 """
@@ -46,13 +49,15 @@ class Way(enum.StrEnum):
     PUSH_BLOCKS = "push-blocks"
     PULL_LOADS = "pull-loads"
     PULL_BULK = "pull-bulk"
+    READ_SUMS = "read-sums"
+    """Every rank's link carries what any rank reads; the receiver gets a sum over ranks of it."""
     COPY_PUSH = "copy-push"
     COPY_PULL = "copy-pull"
 
     @property
     def pulls(self) -> bool:
         """Whether the receiver does the work."""
-        return self in (Way.PULL_LOADS, Way.PULL_BULK, Way.COPY_PULL)
+        return self in (Way.PULL_LOADS, Way.PULL_BULK, Way.READ_SUMS, Way.COPY_PULL)
 
     @property
     def by_torch(self) -> bool:
@@ -83,6 +88,9 @@ CASES = (
     Case(Way.COPY_PUSH),
     Case(Way.COPY_PULL),
 )
+
+SUMS = Case(Way.READ_SUMS)
+"""Measured beside the others where all ranks have multicast addresses."""
 
 STORES = (0, 1, 32, 256, 1024, 2048)
 """Remote 16-byte stores in flight when a publication is timed; 2048 are a unit."""
@@ -133,6 +141,33 @@ def unit_words(seed: int, device: torch.device) -> torch.Tensor:
 def fill(message: torch.Tensor, seed: int) -> None:
     """Write the data of `seed` into `message`, uint8 [a multiple of 32 KiB]."""
     message.view(torch.int32).view(-1, UNIT_WORDS).copy_(unit_words(seed, message.device))
+
+
+def sent_bytes(case: Case, size: int, direction: Direction, world_size: int) -> int:
+    """Bytes that a sending rank's link carries while every active rank moves a message of `size` bytes."""
+    readers = world_size if direction is Direction.BOTH_WAYS else 1
+    return size * readers if case.way is Way.READ_SUMS else size
+
+
+def addend(nbytes: int, seed: int, world_size: int, device: torch.device) -> torch.Tensor:
+    """What each of `world_size` ranks adds to a message of sums, BF16 [nbytes / 2].
+
+    Integers whose sum over ranks is at most 256, so it is exact in BF16, and which differ everywhere from
+    those of the next seed.
+    """
+    values = (torch.arange(nbytes // 2, device=device) * 5 + seed) % max(256 // world_size, 2)
+    return values.to(torch.bfloat16)
+
+
+def fill_addend(message: torch.Tensor, seed: int, world_size: int) -> None:
+    """Write one rank's addend into `message`, uint8."""
+    message.view(torch.bfloat16).copy_(addend(message.numel(), seed, world_size, message.device))
+
+
+def count_wrong_sums(message: torch.Tensor, seed: int, world_size: int) -> int:
+    """How many 32-bit words of `message`, uint8, are not the sum of all ranks' addends."""
+    expected = world_size * addend(message.numel(), seed, world_size, message.device)
+    return int((message.view(torch.int32) != expected.view(torch.int32)).sum().item())
 
 
 def count_wrong(message: torch.Tensor, seed: int) -> int:

@@ -16,7 +16,16 @@ from dsv4_symm_mem.communicator import Communicator
 from dsv4_symm_mem.compiled import Kernel, compiled
 from dsv4_symm_mem.protocol.layout import LINE_BYTES
 
-from dsv4_gemm_rs.bench.link.cases import UNIT_BYTES, Case, Way, count_wrong, fill
+from dsv4_gemm_rs.bench.link.cases import (
+    SUMS,
+    UNIT_BYTES,
+    Case,
+    Way,
+    count_wrong,
+    count_wrong_sums,
+    fill,
+    fill_addend,
+)
 
 MEET_SECONDS = 10.0
 """How long a rank waits for the others on the device; they have just met on the host."""
@@ -30,6 +39,7 @@ KERNELS = (
     Way.PUSH_BLOCKS,
     Way.PULL_LOADS,
     Way.PULL_BULK,
+    Way.READ_SUMS,
     "ping-pong",
     "publication",
 )
@@ -55,6 +65,9 @@ class Endpoint:
     Args:
         communicator: The rank, on a CUDA device.
         message_bytes: Size of the largest message.
+
+    Attributes:
+        no_multicast: Why sums cannot be read through multicast, by rank; empty if they can.
     """
 
     def __init__(self, communicator: Communicator, message_bytes: int) -> None:
@@ -70,6 +83,8 @@ class Endpoint:
         self._bases = torch.tensor(self._flags.pointers, dtype=torch.int64, device=self.device)
         self._failed = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._times = torch.zeros(TIME_WORDS, dtype=torch.int64, device=self.device)
+        reasons = communicator.all_gather(self._arena.multicast_reason)
+        self.no_multicast = "; ".join(f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why)
         self._epoch = 0
         self._passed = 0
 
@@ -85,6 +100,10 @@ class Endpoint:
         self._launch("ping-pong", 0, 0, 0, self._times.data_ptr(), 0, 0, 0, 0)
         self.time_publication(0, 0, 0)
         fill(self.source.local, 0)
+        if not self.no_multicast:
+            self.move(SUMS, 0, 1, 0)
+            fill_addend(self.source.local, 0, self.size)
+            count_wrong_sums(self.landing.local, 0, self.size)
         for way in (Way.COPY_PUSH, Way.COPY_PULL):
             self.move(Case(way), UNIT_BYTES, 0, 0)
         count_wrong(self.landing.local, 0)
@@ -126,10 +145,28 @@ class Endpoint:
                 self._launch(case.way, source[self.next], landing[self.rank], units, grid)
             case Way.PULL_BULK:
                 self._launch(case.way, source[self.next], landing[self.rank], units, case.piece, grid)
+            case Way.READ_SUMS:
+                self._launch(case.way, self.source.multicast_pointer, landing[self.rank], units, grid)
             case Way.COPY_PUSH:
                 self.landing.peers[self.next][:size].copy_(self.source.local[:size])
             case Way.COPY_PULL:
                 self.landing.local[:size].copy_(self.source.peers[self.next][:size])
+
+    def fill(self, case: Case, size: int, seed: int) -> None:
+        """Write the data of `seed` into this rank's `source`, as `case` is going to read it."""
+        if case.way is Way.READ_SUMS:
+            fill_addend(self.source.local[:size], seed, self.size)
+            # An alias fence, behind the writing.
+            self.move(case, 0, 1, seed)
+        else:
+            fill(self.source.local[:size], seed)
+
+    def count_wrong(self, case: Case, size: int, seed: int) -> int:
+        """How many 32-bit words of what has landed are not those of `seed`; waits for them."""
+        landed = self.landing.local[:size]
+        if case.way is Way.READ_SUMS:
+            return count_wrong_sums(landed, seed, self.size)
+        return count_wrong(landed, seed)
 
     def play_ping_pong(self, rounds: int) -> None:
         """Rank 0 serves to rank 1; the others do nothing. To be called on all ranks."""

@@ -25,12 +25,13 @@ from dsv4_symm_mem.errors import ArgumentError, GroupError, UnsupportedError
 from dsv4_gemm_rs.bench.link.cases import (
     CASES,
     STORES,
+    SUMS,
     Case,
     Direction,
     count_wrong,
-    fill,
     multiprocessor_counts,
     require_messages,
+    sent_bytes,
 )
 from dsv4_gemm_rs.bench.link.endpoint import MEET_SECONDS, Endpoint
 from dsv4_gemm_rs.bench.link.results import checks
@@ -100,6 +101,8 @@ def _measure(communicator: Communicator, sizes: Sequence[int], samples: int, pro
     try:
         end.prepare()
         say("kernels are compiled")
+        if end.no_multicast:
+            say(f"sums are not read through multicast: {end.no_multicast}")
         # Data of one seed are used by one measurement only; 0 was used above.
         seeds = iter(range(1, 2**31))
         rows = [
@@ -121,7 +124,7 @@ def _transfers(
     counts = multiprocessor_counts(torch.cuda.get_device_properties(end.device).multi_processor_count)
     for size in sizes:
         for direction in Direction:
-            for case in CASES:
+            for case in CASES if end.no_multicast else (*CASES, SUMS):
                 rates = []
                 for count in (None,) if case.way.by_torch else counts:
                     row = _transfer(end, case, size, direction, count, samples, next(seeds))
@@ -139,7 +142,7 @@ def _transfer(
     samples: int,
     seed: int,
 ) -> Row:
-    fill(end.source.local[:size], seed)
+    end.fill(case, size, seed)
     _meet_on_host(end)
     active = direction.active(end.rank)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples + 1)]
@@ -155,7 +158,7 @@ def _transfer(
     # The first one finds cold translation buffers.
     mine = [start.elapsed_time(stop) * 1e-3 for start, stop in events[1:]] if active else None
     received = active if case.way.pulls else direction.active(end.previous)
-    wrong = count_wrong(end.landing.local[:size], seed) if received else 0
+    wrong = end.count_wrong(case, size, seed) if received else 0
     gathered = _gather(end, (mine, wrong))
     times = [times for times, _ in gathered if times is not None]
     timing = Timing.of([max(sample) for sample in zip(*times, strict=True)])
@@ -166,7 +169,7 @@ def _transfer(
         "direction": str(direction),
         "multiprocessors": count,
         **asdict(timing),
-        "gb_per_s": size / timing.median_us * 1e-3,
+        "gb_per_s": sent_bytes(case, size, direction, end.size) / timing.median_us * 1e-3,
         "wrong_words": sum(wrong for _, wrong in gathered),
     }
 

@@ -9,7 +9,14 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 
 from dsv4_gemm_rs.bench.link.kernels.stopwatches import ping_pong, publication
-from dsv4_gemm_rs.bench.link.kernels.transfers import meet, pull_bulk, pull_loads, push_bulk, push_stores
+from dsv4_gemm_rs.bench.link.kernels.transfers import (
+    meet,
+    pull_bulk,
+    pull_loads,
+    push_bulk,
+    push_stores,
+    read_sums,
+)
 
 
 def example_arguments(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -21,6 +28,7 @@ def example_arguments(name: str) -> tuple[Any, tuple[Any, ...]]:
         "push-stores": (push_stores, (False, address, *[number] * 3, stream)),
         "push-blocks": (push_stores, (True, address, *[number] * 3, stream)),
         "pull-loads": (pull_loads, (address, address, number, number, stream)),
+        "read-sums": (read_sums, (address, address, number, number, stream)),
         "pull-bulk": (pull_bulk, (address, address, *[number] * 3, stream)),
         "ping-pong": (ping_pong, (*[address] * 4, number, number, address, address, stream)),
         "publication": (publication, (*[address] * 3, *[number] * 3, stream)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five ways to move a message, and a meeting of ranks.
+"""Ways to move a message, or to read its sum over ranks, and a meeting of ranks.
 
 Contract: kernels take integers only, sizes and grids at run time, so that few are compiled. A push ends when
 its data have arrived, by what an exchange would wait for before its flag: `bulk_wait`, or a barrier and a
@@ -33,12 +33,14 @@ from dsv4_symm_mem.device import (
     bulk_wait,
     bulk_wait_read,
     fence_acq_rel_sys,
+    fence_proxy_alias,
     fence_proxy_async_shared,
     global_pointer,
     globaltimer,
     load_16,
     load_acquire,
     load_relaxed,
+    multimem_ld_reduce_bf16,
     nanosleep,
     store_16,
     store_relaxed,
@@ -217,6 +219,34 @@ def pull_loads_kernel(source: Int64, target: Int64, units: Int32) -> None:
 def pull_loads(source: Int64, target: Int64, units: Int32, grid: Int32, stream: Any) -> None:
     """Pull `units` units, an even number, from `source` to own memory at `target` with 16-byte loads."""
     pull_loads_kernel(source, target, units).launch(
+        grid=(grid, 1, 1), block=(LOAD_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+    )
+
+
+@cute.kernel
+def read_sums_kernel(source: Int64, target: Int64, units: Int32) -> None:
+    """Each thread reads 8 times 16 bytes of the ranks' sum, then stores them; two units at a time."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    fence_proxy_alias()
+    for pair in cutlass.range(block, units // 2, blocks, unroll=1):
+        first = Int64(pair) * (2 * UNIT_BYTES) + Int64(thread * 16)
+        words = [
+            multimem_ld_reduce_bf16(source + first + i * (16 * LOAD_THREADS)) for i in range(LOADS_IN_FLIGHT)
+        ]
+        for i in cutlass.range_constexpr(LOADS_IN_FLIGHT):
+            store_16(target + first + i * (16 * LOAD_THREADS), words[i])
+
+
+@cute.jit
+def read_sums(source: Int64, target: Int64, units: Int32, grid: Int32, stream: Any) -> None:
+    """Read the sum over ranks of `units` units of BF16, an even number, into own memory at `target`.
+
+    `source` is a multicast address. A launch of no units is the alias fence that a writer of what lies
+    behind it needs: it is to follow the writing on its stream, and to come before the meeting.
+    """
+    read_sums_kernel(source, target, units).launch(
         grid=(grid, 1, 1), block=(LOAD_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )
 
