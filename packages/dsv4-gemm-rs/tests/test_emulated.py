@@ -145,6 +145,19 @@ def test_a_rank_that_comes_late(late: int, emulator: MakeEmulation) -> None:
         assert_right([outs[0], outs[1]], problems)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_that_come_late_to_a_run_of_own_tiles(seed: int, emulator: MakeEmulation) -> None:
+    """A CTA's two warpgroups wait for chunks of two own tiles that need more than the ring of chunks has."""
+    problems = problems_for(4, 4 * 128, 128, 64, WeightKind.BF16)
+    emulation = emulator(4, processors=1, seed=seed)
+    emulation.emulator.machine.scheduler.uneven = True
+    with ranks(emulation, 4 * 128, 128) as group:
+        outs = [group.launch(rank, problem) for rank, problem in enumerate(problems) for _ in range(2)]
+        group.finish()
+        assert_right(outs[::2], problems)
+        assert_right(outs[1::2], problems)
+
+
 def test_a_cluster_shares_w_by_multicast(emulator: MakeEmulation) -> None:
     with ranks(emulator(2), 200, 128, config=KernelConfig(64, 128, 2)) as group:
         problems = problems_for(2, 200, 128, 128, WeightKind.BF16)

@@ -172,6 +172,7 @@ class GemmReduceScatter:
             published: cute.struct.MemRange[Int64, 1]
             gathered: cute.struct.MemRange[Int64, config.ring_chunks]
             taken: cute.struct.MemRange[Int64, config.ring_chunks]
+            added: cute.struct.MemRange[Int64, 1]
             halted: Int32
             aborted: Int32
             a: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(a_layout)], 1024]
@@ -279,6 +280,7 @@ class GemmReduceScatter:
             gathered=Gathered(
                 storage.gathered.data_ptr(),
                 storage.taken.data_ptr(),
+                storage.added.data_ptr(),
                 Int32(storage.chunks.data_ptr().toint()),
             ),
             k_tiles=(k + TILE_K - 1) // TILE_K,
@@ -296,6 +298,7 @@ class GemmReduceScatter:
             (published, 1, 1),
             (call.gathered.full, config.ring_chunks, 1),
             (call.gathered.empty, config.ring_chunks, WARPS_PER_GROUP),
+            (call.gathered.added, 1, WARPS_PER_GROUP),
         )
         halted = begin(exchange, barriers, storage.halted.ptr, call.aborted, thread)
 
@@ -378,7 +381,7 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
     buffer = Int32(call.buffer.toint())
     stage, phase, step = Int32(0), Int32(0), Int32(0)
     chunk_stage, chunk_phase = Int32(0), Int32(0)
-    turn, sent, turn_phase = Int32(0), Int32(0), group ^ 1
+    turn, sent, added, turn_phase = Int32(0), Int32(0), Int32(0), group ^ 1
     position = Int32(call.worker)
     while position < order.positions:
         owner, row_tile, column_tile, step = place(order, position, step)
@@ -399,6 +402,9 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                     cute.arch.mbarrier_arrive(call.stored)
             else:
                 if exchange.world_size > 1:
+                    # Parity tells two uses of a chunk's place apart, so nobody may wait for one further on.
+                    # The other warpgroup is at most one own tile behind: its turn to multiply has passed.
+                    cute.arch.mbarrier_wait(call.gathered.added, added ^ 1)
                     chunk_stage, chunk_phase = add_peers(
                         config,
                         call.gathered,
@@ -409,6 +415,8 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                         chunk_stage,
                         chunk_phase,
                     )
+                    if cute.arch.lane_idx() == 0:
+                        cute.arch.mbarrier_arrive(call.gathered.added)
                 store_rows(
                     config,
                     accumulators,
@@ -427,5 +435,7 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                 chunk_stage, chunk_phase = skip_peers(config, exchange.world_size, chunk_stage, chunk_phase)
         if remote:
             sent = sent ^ 1
+        else:
+            added = added ^ 1
         turn = turn ^ 1
         position += call.workers
