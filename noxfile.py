@@ -288,7 +288,13 @@ MUTATED = {
     "mutants_sm100_multicast": (
         "GemmReduceScatter",
         "multicast_scenarios",
-        ("multicast_lost_token", "multicast_lost", "multicast_banks", "multicast_rings"),
+        (
+            "multicast_lost_alone",
+            "multicast_lost_token",
+            "multicast_lost",
+            "multicast_banks",
+            "multicast_rings",
+        ),
     ),
     "mutants_reduce_scatter": (
         "reduce_scatter",

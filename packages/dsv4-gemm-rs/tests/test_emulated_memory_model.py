@@ -32,6 +32,7 @@ SCENARIOS = {
         "multicast_rings",
         "multicast_lost",
         "multicast_lost_token",
+        "multicast_lost_alone",
     ),
     "collective_scenarios": (
         "reduce_scatter_pair",

@@ -101,9 +101,9 @@ fused_rings.ranks, fused_rings.processors = 2, 1  # type: ignore[attr-defined]
 def fused_and_unfused(system: Any) -> None:
     """Two ranks, two CTAs each; one runs the stand-alone reduce-scatter, whose stores are ordinary ones.
 
-    Not for tokens, in the second call.
+    Not for tokens, in the second call. A tile takes more stages than the ring has.
     """
-    _calls(system, [200, 1, 128], 128, 64, unfused=1)
+    _calls(system, [200, 1, 128], 128, 512, unfused=1)
 
 
 fused_and_unfused.ranks, fused_and_unfused.processors = 2, 2  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ multicast_banks.arch = ARCH  # type: ignore[attr-defined]
 
 def multicast_rings(system: Any) -> None:
     """Two ranks, one CTA each: stages, accumulators and publications come round."""
-    _calls(system, [(131, True)], 3 * N, 2 * K)
+    _calls(system, [(131, True)], 5 * N, K)
 
 
 multicast_rings.ranks, multicast_rings.processors = 2, 1  # type: ignore[attr-defined]
@@ -100,9 +100,18 @@ multicast_lost.ranks, multicast_lost.processors, multicast_lost.arch = 4, 2, ARC
 
 
 def multicast_lost_token(system: Any) -> None:
-    """A rank without rows waits for three others: for their tokens, and in both of its CTAs for sums."""
+    """Two ranks without rows wait for three others: for their tokens, and in both of their CTAs for sums."""
+    _lost(system, 3, N, [3, 4], 2)
+
+
+multicast_lost_token.ranks, multicast_lost_token.processors = 5, 2  # type: ignore[attr-defined]
+multicast_lost_token.arch = ARCH  # type: ignore[attr-defined]
+
+
+def multicast_lost_alone(system: Any) -> None:
+    """The same for one rank, into whose waits no other's abort comes."""
     _lost(system, 3, N, [3], 2)
 
 
-multicast_lost_token.ranks, multicast_lost_token.processors = 4, 2  # type: ignore[attr-defined]
-multicast_lost_token.arch = ARCH  # type: ignore[attr-defined]
+multicast_lost_alone.ranks, multicast_lost_alone.processors = 4, 2  # type: ignore[attr-defined]
+multicast_lost_alone.arch = ARCH  # type: ignore[attr-defined]
