@@ -44,13 +44,11 @@ class Gathered:
 
     Attributes:
         full, empty: `KernelConfig.ring_chunks` mbarriers each.
-        added: An mbarrier, a phase of which ends when an own tile has taken its last chunk.
         address: Shared-memory address of the first chunk.
     """
 
     full: cute.Pointer
     empty: cute.Pointer
-    added: cute.Pointer
     address: Int32
 
 

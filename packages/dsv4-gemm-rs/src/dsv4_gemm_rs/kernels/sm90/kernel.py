@@ -78,6 +78,7 @@ class FusedCall(GatheringCall):
         config: The tile configuration.
         ring, operands: Where tiles go and come from.
         gathered: The ring of peers' chunks.
+        added: An mbarrier, a phase of which ends when an own tile has taken its last chunk.
         k_tiles: Steps of K.
     """
 
@@ -85,6 +86,7 @@ class FusedCall(GatheringCall):
     ring: Ring
     operands: Operands
     gathered: Gathered
+    added: cute.Pointer
     k_tiles: Int32
 
 
@@ -280,9 +282,9 @@ class GemmReduceScatter:
             gathered=Gathered(
                 storage.gathered.data_ptr(),
                 storage.taken.data_ptr(),
-                storage.added.data_ptr(),
                 Int32(storage.chunks.data_ptr().toint()),
             ),
+            added=storage.added.data_ptr(),
             k_tiles=(k + TILE_K - 1) // TILE_K,
             aborted=storage.aborted.ptr,
         )
@@ -298,7 +300,7 @@ class GemmReduceScatter:
             (published, 1, 1),
             (call.gathered.full, config.ring_chunks, 1),
             (call.gathered.empty, config.ring_chunks, WARPS_PER_GROUP),
-            (call.gathered.added, 1, WARPS_PER_GROUP),
+            (call.added, 1, WARPS_PER_GROUP),
         )
         halted = begin(exchange, barriers, storage.halted.ptr, call.aborted, thread)
 
@@ -404,7 +406,7 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                 if exchange.world_size > 1:
                     # Parity tells two uses of a chunk's place apart, so nobody may wait for one further on.
                     # The other warpgroup is at most one own tile behind: its turn to multiply has passed.
-                    cute.arch.mbarrier_wait(call.gathered.added, added ^ 1)
+                    cute.arch.mbarrier_wait(call.added, added ^ 1)
                     chunk_stage, chunk_phase = add_peers(
                         config,
                         call.gathered,
@@ -416,7 +418,7 @@ def run_math(call: Constexpr[FusedCall], mma: cute.TiledMma, thread: Int32) -> N
                         chunk_phase,
                     )
                     if cute.arch.lane_idx() == 0:
-                        cute.arch.mbarrier_arrive(call.gathered.added)
+                        cute.arch.mbarrier_arrive(call.added)
                 store_rows(
                     config,
                     accumulators,
