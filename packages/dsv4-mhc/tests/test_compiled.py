@@ -29,7 +29,7 @@ SEAM = seam_variant(Kernel.SHIFTED, choose_tile(Kernel.SHIFTED, 5120, 8192), Sea
 DECODE = seam_variant(Kernel.COUPLED, choose_tile(Kernel.COUPLED, 5120, 1), SeamOptions())
 
 ENGRAM = seam_variant(Kernel.ENGRAM, choose_tile(Kernel.ENGRAM, 4096, 64), SeamOptions())
-ROW = Variant("collapse", (7168, SeamOptions()))
+ROW = Variant("collapse", (7168, SeamOptions(), False))
 
 
 @cache
@@ -64,6 +64,16 @@ def test_source_has_what_it_should(variant: Variant) -> None:
     assert "int tokens" in source
     assert "*(uint4*)(residual_out" in source
     assert shared_bytes(kernel) <= tile.shared_bytes(Kernel(variant.module))
+
+
+@pytest.mark.parametrize("variant", [SEAM, DECODE, ENGRAM], ids=lambda variant: variant.module)
+def test_nothing_is_read_before_the_launch_before_has_ended(variant: Variant) -> None:
+    source = compiled(variant, "sm_100a" if variant is ENGRAM else "sm_90a").get_kernel_source()
+    body = source[source.index('extern "C" __global__') :]
+    before = body[body.index("{") : body.index("dsv4_grid_wait()")]
+    names = r"\b(?:residual|output|post_in|comb_in|carried|memory|norm_weight|scale|base)\b"
+    assert re.findall(names, before) == []
+    assert before.count("fn[") == before.count("dsv4_warm(")
 
 
 @pytest.mark.parametrize("variant", [DECODE, Variant("post", (5120,))], ids=lambda variant: variant.module)

@@ -26,7 +26,7 @@ from dsv4_mhc.ops import head as head_op
 from dsv4_mhc.ops import mean as mean_op
 from dsv4_mhc.ops import post as post_op
 from dsv4_mhc.ops import seam as seam_op
-from dsv4_mhc.plan import Kernel, Tile, slice_count
+from dsv4_mhc.plan import Kernel, Tile, row_threads, slice_count
 from mhc_emulated import EmulatedKernel
 from mhc_support import (
     COEFFICIENT_ERROR,
@@ -58,7 +58,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         first = variant.arguments[0]
         if isinstance(first, Tile):
             return EmulatedKernel(compiled(variant), cluster=first.cluster, rows=first.tokens)
-        columns = 1 if variant.module == "collapse" else -(-first // 1024)
+        columns = -(-first // 1024)
+        if variant.module == "collapse":
+            columns = -(-first // (8 * row_threads(first))) if variant.arguments[2] else 1
         return EmulatedKernel(compiled(variant), columns=columns)
 
     monkeypatch.setattr(compilation, "kernel_for", kernel_for)
@@ -151,9 +153,11 @@ def test_tail(exact: bool) -> None:
     assert_rounded(mean, reference.stream_mean(streams))
 
 
-def test_bare_collapse() -> None:
-    problem = Problem.make(2, 128)
-    y = nan(2, 128)
+@pytest.mark.parametrize("spread", [True, False])
+def test_bare_collapse(monkeypatch: pytest.MonkeyPatch, spread: bool) -> None:
+    monkeypatch.setattr(compilation, "SPREAD_TOKENS", 2 if spread else 1)
+    problem = Problem.make(2, 5120)
+    y = nan(2, 5120)
     options: tuple[Any, ...] = (None, None, None, None, 1e-6, False, False, False)
     arguments: list[Any] = [problem.residual, problem.carried, *options, y, None, None]
     collapse_op.launch(*arguments)

@@ -38,6 +38,7 @@ import torch
 from dsv4_mhc.errors import ArgumentError, NotCompiledError, UnsupportedError
 from dsv4_mhc.plan import (
     FUSED_TOKENS,
+    SPREAD_TOKENS,
     Kernel,
     Quant,
     SeamOptions,
@@ -83,6 +84,11 @@ def seam_variant(kernel: Kernel, tile: Tile, options: SeamOptions) -> Variant:
         )
         return Variant("shifted", (tile, kept))
     return Variant(kernel.value, (tile, options))
+
+
+def collapse_variant(hidden: int, tokens: int, options: SeamOptions) -> Variant:
+    """The variant of a collapse."""
+    return Variant("collapse", (hidden, options, tokens <= SPREAD_TOKENS and not options.norm))
 
 
 def _version(distribution: str) -> tuple[int, ...]:
@@ -206,8 +212,9 @@ def variants(hidden: int, *, quants: Sequence[Quant] = (Quant.NONE,), wiring: st
         raise ArgumentError("wiring", wiring, "'v4', 'v4.1' or 'both'")
     found = [Variant(module, (hidden,)) for module in ("expand", "mean", "post")]
     found += [
-        Variant("collapse", (hidden, SeamOptions(post=post, store_residual=post, norm=norm)))
+        collapse_variant(hidden, tokens, SeamOptions(post=post, store_residual=post, norm=norm))
         for post, norm in ((False, False), (False, True), (True, True))
+        for tokens in (1, SPREAD_TOKENS + 1)
     ]
     coupled = list(dict.fromkeys(coupled_form(hidden, tokens) for tokens in (1, FUSED_TOKENS + 1)))
     forms = {"v4": coupled, "v4.1": [Kernel.SHIFTED], "both": [*coupled, Kernel.SHIFTED]}[wiring]
@@ -217,7 +224,7 @@ def variants(hidden: int, *, quants: Sequence[Quant] = (Quant.NONE,), wiring: st
                 options = SeamOptions(post=post, store_residual=post, y=quant is Quant.NONE, quant=quant)
                 found += [seam_variant(form, tile, options) for tile in tiles(form, hidden)]
                 if form is Kernel.PROJECT:
-                    found.append(Variant("collapse", (hidden, finishing(options))))
+                    found.append(collapse_variant(hidden, SPREAD_TOKENS + 1, finishing(options)))
     if wiring != "v4.1":
         options = SeamOptions(post=True, store_residual=False)
         found += [seam_variant(Kernel.HEAD, tile, options) for tile in tiles(Kernel.HEAD, hidden)]

@@ -10,8 +10,9 @@ Results depend on none of this but H: the matrix instructions add up a step, its
 the steps before it, whichever warps had them, and slices are added up in their order. So a tile may follow
 T.
 
-Rejected: a persistent grid (it would serialise a tile's end with the next one's loads); clusters of 16 (not
-portable, and they leave SMs idle where a GPC has 18).
+Rejected: a persistent grid whose CTAs keep their weights on chip (measured: slower but at 128 and 256 tokens,
+for ten warps of an SM do not hide latencies); clusters of 16 (not portable, and they leave SMs idle where a
+GPC has 18).
 """
 
 from __future__ import annotations
@@ -273,6 +274,17 @@ def coupled_form(hidden: int, tokens: int) -> Kernel:
     """COUPLED, which keeps the streams on chip, or PROJECT and a collapse: bit for bit the same results."""
     fused = tokens <= FUSED_TOKENS and _usable(Kernel.COUPLED, hidden)
     return Kernel.COUPLED if fused else Kernel.PROJECT
+
+
+def row_threads(hidden: int) -> int:
+    """Threads of a collapse's CTA: whole warps, the most up to 512 that share a row evenly, if any do."""
+    vectors = hidden // 8
+    even = [count for count in range(32, 513, 32) if vectors % count == 0]
+    return max(even, default=min(512, -(-vectors // 32) * 32))
+
+
+SPREAD_TOKENS = 64
+"""Tokens up to which a collapse without norm takes several CTAs for each."""
 
 
 def finishing(options: SeamOptions) -> SeamOptions:

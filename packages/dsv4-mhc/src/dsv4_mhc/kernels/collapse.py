@@ -2,7 +2,8 @@
 """Collapse with given weights, with or without a post map before it and an RMSNorm after it.
 
 V4.1's tail (post, collapse, final norm, and the streams only if somebody wants them) and the bare collapse.
-One token a CTA: without a projection nothing is shared between tokens, and a row of y fits into registers.
+One token a CTA: without a projection nothing is shared between tokens, and a row of y fits into registers. A
+few tokens without norm get several CTAs each, because one SM would take as long as all of them to load a row.
 """
 
 import tilelang.language as T
@@ -22,24 +23,16 @@ from dsv4_mhc.kernels.device import (
     quantize_mxfp8,
     widen,
 )
-from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, Quant, SeamOptions, slice_count
-
-MAX_THREADS = 512
+from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, Quant, SeamOptions, row_threads, slice_count
 
 
-def row_threads(hidden: int) -> int:
-    """Threads of a CTA: whole warps, as many as 512 that share a row's vectors evenly, if any do."""
-    vectors = hidden // 8
-    even = [count for count in range(32, MAX_THREADS + 1, 32) if vectors % count == 0]
-    return max(even, default=min(MAX_THREADS, -(-vectors // 32) * 32))
-
-
-def build(hidden: int, options: SeamOptions):
-    """The TileLang function for a hidden size and options."""
+def build(hidden: int, options: SeamOptions, spread: bool = False):
+    """The TileLang function for a hidden size and options; `spread`: several CTAs a token, without norm."""
     tokens = T.dynamic("tokens")
     scale_bytes = T.dynamic("scale_bytes")
     threads = row_threads(hidden)
     rounds = -(-hidden // (8 * threads))
+    parts, rounds = (rounds, 1) if spread else (1, rounds)
     slices = slice_count(hidden)
     steps = hidden // slices // STEP
     quant = options.quant
@@ -64,8 +57,8 @@ def build(hidden: int, options: SeamOptions):
         mean_out: present(options.mean, (tokens, hidden), BF16),
         norm_eps: T.float32,
     ):
-        with T.Kernel(tokens, threads=threads, prelude=PRELUDE) as token:
-            thread = T.get_thread_binding(0)
+        with T.Kernel(tokens, parts, threads=threads, prelude=PRELUDE) as (token, block):
+            thread = block * threads + T.get_thread_binding(0)
             squares_s = T.alloc_shared((slices * steps * LANES,), FP32)
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
             packed = T.alloc_local((STREAMS, 8), BF16)

@@ -30,6 +30,7 @@ from dsv4_mhc.kernels.device import (
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
+    grid_wait,
     load_gains,
     narrow,
     widen,
@@ -48,6 +49,7 @@ from dsv4_mhc.kernels.seam import (
     open_gates,
     project_chunk,
     send_sums,
+    warm_weights,
     write_input,
 )
 from dsv4_mhc.plan import (
@@ -143,6 +145,8 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             pre_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
 
+            warm_weights(fn, origin, turn, thread, blocks, tile)
+            grid_wait()
             load_chunk(raw, residual, output, token, origin + turn * STEP + lane * 8, options)
             claim(gathered)
             claim(gates)

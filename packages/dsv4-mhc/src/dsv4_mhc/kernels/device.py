@@ -50,6 +50,13 @@ __device__ __forceinline__ void dsv4_cluster_arrive() {
 __device__ __forceinline__ void dsv4_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+__device__ __forceinline__ void dsv4_grid_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void dsv4_warm(const void* pieces, int number, int bytes) {
+  const char* source = reinterpret_cast<const char*>(pieces) + static_cast<int64_t>(number) * bytes;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(source), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void dsv4_load_once(void* target, const void* source) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -119,7 +126,7 @@ __device__ __forceinline__ void dsv4_widen(float* wide, const void* packed) {
 }
 __device__ __forceinline__ float dsv4_reciprocal(float x) {
   float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ __forceinline__ float dsv4_exp(float x) {
@@ -131,7 +138,10 @@ __device__ __forceinline__ float dsv4_exp(float x) {
 
 
 def reciprocal(x):
-    """1 / x to 1 ulp."""
+    """1 / x to 1 ulp; infinite below 2^-126, where a sum can be with an eps of zero only.
+
+    Without that exception it is four instructions, in the chain that Sinkhorn is.
+    """
     return T.call_extern(FP32, "dsv4_reciprocal", x)
 
 
@@ -224,6 +234,21 @@ def cluster_arrive():
 def cluster_wait():
     """Wait until all CTAs of the cluster have arrived."""
     return T.call_extern("handle", "dsv4_cluster_wait")
+
+
+def grid_wait():
+    """Wait until the launch before this one has ended and its writes are seen.
+
+    TVM launches every kernel with clusters so that it may start when the launch before lets it, or has ended
+    but for its writes (programmatic stream serialization). Until here a kernel reads nothing. None of ours
+    lets the next one start early: others' kernels that TVM launches may not wait.
+    """
+    return T.call_extern("handle", "dsv4_grid_wait")
+
+
+def warm_piece(pieces, number, size: int):
+    """Start fetching a piece of `size` bytes, `number` pieces behind `pieces`, into the L2."""
+    return T.call_extern("handle", "dsv4_warm", T.address_of(pieces), number, size)
 
 
 @T.macro

@@ -27,6 +27,7 @@ from dsv4_mhc.kernels.device import (
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
+    grid_wait,
     load_gains,
     load_once,
     narrow,
@@ -46,6 +47,7 @@ from dsv4_mhc.kernels.seam import (
     load_chunk,
     project_chunk,
     send_sums,
+    warm_weights,
     write_input,
 )
 from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, WARP_TOKENS, Kernel, SeamOptions, Tile, resident_ctas
@@ -208,6 +210,8 @@ def build(tile: Tile, options: SeamOptions):
             gate = T.alloc_local((STREAMS,), FP32)
             sums = T.alloc_local((SUMS,), FP32)
 
+            warm_weights(fn, origin, turn, thread, BLOCKS, tile)
+            grid_wait()
             claim(gathered)
             claim(gathered_y)
             claim(gathered_gate)

@@ -44,9 +44,10 @@ from dsv4_mhc.kernels.device import (
     sigmoid,
     sinkhorn,
     store_remote,
+    warm_piece,
     widen,
 )
-from dsv4_mhc.plan import CHUNK, LANES, STREAMS, WARP_TOKENS, Quant, SeamOptions, Tile
+from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, WARP_TOKENS, Quant, SeamOptions, Tile
 
 PARTIALS = 25
 """What a slice contributes to a token: 24 mixes, and the sum of squares last."""
@@ -107,6 +108,18 @@ def finish_chunk(packed, raw, post_gain, comb_gain, residual_out, token, column,
             for j in T.unroll(STREAMS):
                 for v in T.vectorized(8):
                     residual_out[token, j, column + v] = packed[j, v]
+
+
+@T.macro
+def warm_weights(fn, origin, turn, thread, blocks: int, tile: Tile):
+    """Start fetching a warp's weights into the L2, where it loads them from there."""
+    if tile.stages == 0:
+        if thread % (32 * tile.groups) == 0:
+            for i in T.unroll(-(-tile.steps // tile.parallel)):
+                if i * tile.parallel + turn < tile.steps:
+                    warm_piece(
+                        fn[0, 0, 0, 0, 0], origin // STEP + i * tile.parallel + turn, STREAMS * blocks * 2048
+                    )
 
 
 @T.macro

@@ -22,6 +22,7 @@ from dsv4_mhc.kernels.device import (
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
+    grid_wait,
     load_gains,
 )
 from dsv4_mhc.kernels.seam import (
@@ -40,6 +41,7 @@ from dsv4_mhc.kernels.seam import (
     refill_ring,
     request_chunk,
     send_sums,
+    warm_weights,
     write_input,
 )
 from dsv4_mhc.plan import (
@@ -139,6 +141,8 @@ def build(tile: Tile, options: SeamOptions):
             pre_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
 
+            warm_weights(fn, origin, turn, thread, BLOCKS, tile)
+            grid_wait()
             if tile.depth:
                 for number in T.unroll(tile.depth - 1):
                     request_chunk(raw_s, residual, output, token, origin, number, thread, options, tile)

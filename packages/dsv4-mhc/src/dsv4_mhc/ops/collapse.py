@@ -124,7 +124,7 @@ def launch(
         exact_statistic=exact_statistic and norm_weight is not None,
         mean=mean,
     )
-    variant = compilation.Variant("collapse", (residual.shape[2], options))
+    variant = compilation.collapse_variant(residual.shape[2], residual.shape[0], options)
     tensors = (output, post, comb, pre, norm_weight, residual_out, y, None, None, mean_out)
     with compilation.on_device(residual):
         kernel = compilation.kernel_for(variant, residual.device)

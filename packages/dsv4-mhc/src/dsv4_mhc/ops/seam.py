@@ -250,7 +250,7 @@ def launch(
         )
         streams = residual if residual_out is None else residual_out
         run(
-            compilation.Variant("collapse", (hidden, finishing(options))),
+            compilation.collapse_variant(hidden, tokens, finishing(options)),
             *(streams, *absent, pre_out, norm_weight, None, y, codes, scales, None, norm_eps),
         )
 
