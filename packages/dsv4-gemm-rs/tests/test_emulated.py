@@ -18,6 +18,7 @@ from dsv4_gemm_rs import WeightKind
 from dsv4_gemm_rs.bench.run import wire_bytes
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
+from dsv4_ptx_emulator.machine.scheduler import Uneven
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.pacing import CLOCK_OFFSET, DURATION_OFFSET, block_duration
 from gemm_rs_support import assert_right, problems_for
@@ -150,7 +151,7 @@ def test_peers_that_come_late_to_a_run_of_own_tiles(seed: int, emulator: MakeEmu
     """A CTA's two warpgroups wait for chunks of two own tiles that need more than the ring of chunks has."""
     problems = problems_for(4, 4 * 128, 128, 64, WeightKind.BF16)
     emulation = emulator(4, processors=1, seed=seed)
-    emulation.emulator.machine.scheduler.uneven = True
+    emulation.emulator.machine.scheduler.uneven = Uneven.CTAS
     with ranks(emulation, 4 * 128, 128) as group:
         outs = [group.launch(rank, problem) for rank, problem in enumerate(problems) for _ in range(2)]
         group.finish()
@@ -158,9 +159,9 @@ def test_peers_that_come_late_to_a_run_of_own_tiles(seed: int, emulator: MakeEmu
         assert_right(outs[1::2], problems)
 
 
-def test_a_cluster_shares_w_by_multicast(emulator: MakeEmulation) -> None:
-    with ranks(emulator(2), 200, 128, config=KernelConfig(64, 128, 2)) as group:
-        problems = problems_for(2, 200, 128, 128, WeightKind.BF16)
+def test_the_least_ring_of_stages(emulator: MakeEmulation) -> None:
+    with ranks(emulator(2), 200, 128, config=KernelConfig(64, 128, max_stages=2)) as group:
+        problems = problems_for(2, 200, 128, 320, WeightKind.BF16)
         outs = group.call(problems)
         group.finish()
         assert_right(outs, problems)

@@ -13,6 +13,7 @@ from dsv4_ptx_emulator.emulator import Emulator
 from dsv4_ptx_emulator.errors import DeadlockError, StepLimitError
 from dsv4_ptx_emulator.machine.launch import Launch
 from dsv4_ptx_emulator.machine.observer import Observer
+from dsv4_ptx_emulator.machine.scheduler import Uneven
 from numpy.typing import NDArray
 from probe import kernel, run
 
@@ -36,19 +37,31 @@ def test_the_seed_decides_and_replays() -> None:
     assert [tickets(seed) for seed in range(6)] == first
 
 
-def first_of_two(seed: int, uneven: bool) -> int:
-    """How many of the first eight tickets go to the first of two CTAs of eight warps."""
+def tickets_of_two(seed: int, uneven: Uneven) -> Words:
+    """Tickets of eight warps of one CTA, then of eight of another."""
     data = np.zeros(17, np.uint32)
     place = "mov.u32 %r3, %tid.x; shr.u32 %r3, %r3, 5; mad.lo.u32 %r9, %r9, 8, %r3;"
     body = TICKET.replace("elect.sync", f"{place} elect.sync", 1)
     run(body, data, threads=256, grid=2, seed=seed, uneven=uneven)
-    return int((data[1:9] < 8).sum())
+    return data[1:]
 
 
 def test_ctas_may_run_apart() -> None:
-    even, uneven = ([first_of_two(seed, mode) for seed in range(12)] for mode in (False, True))
-    assert not {0, 8} & set(even)
-    assert {0, 8} <= set(uneven)
+    even, uneven = (
+        {int((tickets_of_two(seed, mode)[:8] < 8).sum()) for seed in range(12)}
+        for mode in (Uneven.NOBODY, Uneven.CTAS)
+    )
+    assert not {0, 8} & even
+    assert {0, 8} <= uneven
+
+
+def test_one_warp_of_each_cta_may_stay_behind() -> None:
+    behind = set()
+    for seed in range(40):
+        last = np.flatnonzero(tickets_of_two(seed, Uneven.WARPS) >= 14)
+        assert sorted(last // 8) == [0, 1]
+        behind |= {int(warp) for warp in last}
+    assert behind == set(range(16))
 
 
 class Quanta(Observer):

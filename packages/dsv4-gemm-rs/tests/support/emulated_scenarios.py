@@ -88,11 +88,11 @@ def _calls(
 
 
 def fused_rings(system: Any) -> None:
-    """Two ranks, one CTA each, with four own tiles and four remote ones: every ring goes round.
+    """Two ranks, one CTA each, with four remote tiles, then four own ones: every ring goes round.
 
     Tokens in the second call, then a bank is used again.
     """
-    _calls(system, [512, 1, 128], 128, 192)
+    _calls(system, [256, 1, 128], 256, 192)
 
 
 fused_rings.ranks, fused_rings.processors = 2, 1  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ from dsv4_ptx_emulator.machine.launch import Launch
 from dsv4_ptx_emulator.machine.machine import Machine
 from dsv4_ptx_emulator.machine.observer import Observer
 from dsv4_ptx_emulator.machine.region import Region
+from dsv4_ptx_emulator.machine.scheduler import Uneven
 from dsv4_ptx_emulator.ptx.module import Kernel, Module, Variable
 from dsv4_ptx_emulator.ptx.parser import parse
 
@@ -49,7 +50,8 @@ class Emulator:
         checks: Whether to attach the standard checkers; "memory-model" attaches that of the memory
             consistency model as well (checkers/memory_model), which takes about as long again as the run.
         slow_engines: Whether copies and matrix operations may be long under way, as the seed says.
-        uneven: Whether CTAs run apart, as the seed says: some rest until no other can go on.
+        uneven: Who runs apart, as the seed says: some CTAs, or one warp of each, rest until no other can go
+            on.
         rewrite: Changes each PTX text before it is parsed (mutation testing).
 
     Attributes:
@@ -68,7 +70,7 @@ class Emulator:
         max_steps: int = MAX_STEPS,
         checks: bool | str = True,
         slow_engines: bool = False,
-        uneven: bool = False,
+        uneven: Uneven = Uneven.NOBODY,
         rewrite: Callable[[str], str] | None = None,
     ) -> None:
         if ranks < 1:

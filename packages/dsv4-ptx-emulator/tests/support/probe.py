@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from dsv4_ptx_emulator.emulator import Emulator
+from dsv4_ptx_emulator.machine.scheduler import Uneven
 from numpy.typing import NDArray
 
 HEADER = ".version 9.4\n.target {arch}\n.address_size 64\n"
@@ -91,7 +92,7 @@ def run(
     module: str = "",
     seed: int = 0,
     max_steps: int = 1_000_000,
-    uneven: bool = False,
+    uneven: Uneven = Uneven.NOBODY,
 ) -> Emulator:
     """Launch `body` with the buffers' addresses as p0, p1... and run it."""
     emulator = Emulator(arch, seed=seed, max_steps=max_steps, uneven=uneven)

@@ -6,8 +6,9 @@ two observable steps nobody can tell whether others ran, so nothing is lost by r
 happens between observable steps of different agents is decided by the seed alone, and the same seed
 replays the same run.
 
-With `uneven`, CTAs run apart: some, as the seed says, rest until nobody else can go on, then others do. Left
-to chance alone, one warp is hardly ever ahead of all warps of another CTA.
+With `uneven`, CTAs or warps run apart: some, as the seed says, rest until nobody else can go on, then others
+do. Left to chance alone, one warp is hardly ever ahead of all warps of another CTA, nor far behind all others
+of its own.
 
 Waiting costs nothing: a warp that blocks leaves the pool until its channel is woken. A warp that polls
 memory (a load stronger than weak that reads what it read before, at every poll since the last news)
@@ -22,6 +23,7 @@ The clock counts a nanosecond per executed instruction and those jumps; no time 
 from __future__ import annotations
 
 import random
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from dsv4_ptx_emulator.errors import DeadlockError, DivergenceError, StepLimitError
@@ -57,6 +59,15 @@ LONGEST_TURN = 4096
 """Instructions without an observable step after which a turn ends."""
 
 
+class Uneven(Enum):
+    """Who rests until nobody else can go on."""
+
+    NOBODY = "nobody"
+    CTAS = "CTAs"
+    WARPS = "warps"
+    """One of each CTA."""
+
+
 class Scheduler:
     """Runs a machine.
 
@@ -68,7 +79,7 @@ class Scheduler:
     Attributes:
         slow_engines: Whether asynchronous agents are slow at times, as the seed says: what they still have to
             write stays invisible for as long as nobody waits for it.
-        uneven: Whether some CTAs rest until the others cannot go on.
+        uneven: Who rests until the others cannot go on.
         rng: All that is random comes from here.
         steps: Instructions executed so far.
     """
@@ -77,7 +88,7 @@ class Scheduler:
         self.machine = machine
         self.rng = random.Random(seed)
         self.slow_engines = False
-        self.uneven = False
+        self.uneven = Uneven.NOBODY
         self.steps = 0
         self.max_steps = max_steps
         self._pool: list[Any] = []
@@ -87,6 +98,7 @@ class Scheduler:
         self._parked: dict[int, Warp] = {}
         self._pollers: dict[int, Warp] = {}
         self._rests: dict[int, bool] = {}
+        self._resting_warp: dict[int, Warp] = {}
         self._resting: list[Warp] = []
         self._paces: dict[int, float] = {}
         self._fruitless = 0
@@ -132,7 +144,7 @@ class Scheduler:
             at = int(rand() * len(pool))
             chosen = pool[at]
             if chosen.__class__ is Warp:
-                if self.uneven and self._is_to_rest(chosen):
+                if self.uneven is not Uneven.NOBODY and self._is_to_rest(chosen):
                     self._drop(at, chosen)
                     self._resting.append(chosen)
                 elif self._run_warp(chosen, 1 + int(rand() * MAX_BURST)):
@@ -169,8 +181,15 @@ class Scheduler:
             pool[at] = last
 
     def _is_to_rest(self, warp: Warp) -> bool:
-        """Whether the warp's CTA rests, until all rest or wait and it is decided anew."""
+        """Whether the warp, or its CTA, rests, until all rest or wait and it is decided anew."""
         key = id(warp.cta)
+        if self.uneven is Uneven.WARPS:
+            resting = self._resting_warp.get(key)
+            if resting is None:
+                resting = self._resting_warp[key] = warp.cta.warps[
+                    int(self.rng.random() * len(warp.cta.warps))
+                ]
+            return resting is warp
         rests = self._rests.get(key)
         if rests is None:
             rests = self._rests[key] = self.rng.random() < RESTING
@@ -367,6 +386,7 @@ class Scheduler:
     def _stir(self) -> bool:
         """The pool is empty: who rested goes on, queued launches begin, pollers poll, or it is a deadlock."""
         self._rests.clear()
+        self._resting_warp.clear()
         if self._resting:
             self._pool += self._resting
             self._resting.clear()

@@ -4,7 +4,7 @@
 A scenario is a function of a `System`: it launches on the system's devices, calls `run`, and raises
 AssertionError where an answer is wrong. `ranks`, `processors` and `arch` are attributes of it (1, 4 and
 sm_90a without), and `checks` that may turn the standard checkers off. Every run has the memory model's;
-engines are slow in every second seed, and in two of four CTAs run apart.
+engines are slow in every second seed, and of four seeds CTAs run apart in one and warps in another.
 
 A run that takes twenty times the steps of the slowest clean run is given up: it hangs.
 """
@@ -27,6 +27,7 @@ from dsv4_ptx_emulator.errors import (
     StepLimitError,
 )
 from dsv4_ptx_emulator.machine.observer import Access, AsyncEvent, Observer
+from dsv4_ptx_emulator.machine.scheduler import Uneven
 from dsv4_ptx_emulator.runtime.system import System
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Scenario = Callable[[System], None]
 PATIENCE = 20
+UNEVEN = (Uneven.NOBODY, Uneven.NOBODY, Uneven.CTAS, Uneven.WARPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def make_system(
         seed=seed,
         checks=getattr(scenario, "checks", True),
         slow_engines=seed % 2 == 1,
-        uneven=seed % 4 >= 2,
+        uneven=UNEVEN[seed % 4],
         rewrite=rewrite,
         **options,
     )
