@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path as FilePath
 from typing import Any
 
-from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs.bench.plot import plot
 from dsv4_gemm_rs.bench.report import Report, exchange_of
 from dsv4_gemm_rs.bench.run import run_benchmark
-from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+from dsv4_gemm_rs.cli.groups import (
+    add_group_options,
+    add_out_features,
+    command_group,
+    progress_of,
+    require_positive,
+    speaks,
+)
 from dsv4_gemm_rs.cli.results import publish, require_writable
 from dsv4_gemm_rs.dispatch import Path
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
@@ -32,18 +37,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--samples", type=int, default=40, help="samples per case (default 40)")
     parser.add_argument("--output", type=FilePath, default=FilePath("results/kernel.json"))
-    parser.add_argument(
-        "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
-    )
-    # torchrun takes --n for one of its own, whose command line comes before this one's.
-    parser.add_argument(
-        "--n",
-        "--out-features",
-        dest="n",
-        type=int,
-        default=WO_B_N,
-        help=f"output features N (default {WO_B_N})",
-    )
+    add_group_options(parser)
+    add_out_features(parser, default=WO_B_N, help=f"output features N (default {WO_B_N})")
     parser.add_argument(
         "--k", type=int, default=None, help=f"input features of a rank (default {WO_B_K} / P)"
     )
@@ -63,9 +58,6 @@ def add_parser(commands: Any) -> None:
         help="how fused kernels exchange (default push); multicast needs several SM100 GPUs that have it",
     )
     parser.add_argument("--path", type=Path, choices=list(Path), default=None, help="default: the best one")
-    parser.add_argument(
-        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
-    )
     parser.set_defaults(run=run)
 
 
@@ -79,8 +71,7 @@ def run(options: argparse.Namespace) -> int:
         k=options.k,
     )
     require_writable(options.output)
-    with command_group(options.ranks, options.device or default_device()) as group:
-        first = isinstance(group, VirtualGroup) or group.rank == 0
+    with command_group(options) as group:
         report = run_benchmark(
             group,
             tokens=options.tokens,
@@ -92,9 +83,9 @@ def run(options: argparse.Namespace) -> int:
             path=options.path,
             keep=options.keep,
             exchange=options.exchange,
-            progress=(lambda line: print(line, file=sys.stderr, flush=True)) if first else lambda line: None,
+            progress=progress_of(group),
         )
-    if first:
+    if speaks(group):
         publish(report, options.output, table, plot)
     return 0
 

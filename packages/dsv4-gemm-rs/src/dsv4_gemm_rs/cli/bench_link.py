@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,13 @@ from dsv4_symm_mem.backends import VirtualGroup
 
 from dsv4_gemm_rs.bench.link.results import plot, table
 from dsv4_gemm_rs.bench.link.run import VIRTUAL, run_link_benchmark
-from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+from dsv4_gemm_rs.cli.groups import (
+    add_group_options,
+    command_group,
+    progress_of,
+    require_positive,
+    speaks,
+)
 from dsv4_gemm_rs.cli.results import publish, require_writable
 
 
@@ -26,12 +31,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--samples", type=int, default=9, help="samples per transfer (default 9)")
     parser.add_argument("--output", type=Path, default=Path("results/link.json"))
-    parser.add_argument(
-        "--ranks", type=int, default=2, help=f"without torchrun: {VIRTUAL}; a trial (default 2)"
-    )
-    parser.add_argument(
-        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
-    )
+    add_group_options(parser, 2, f"without torchrun: {VIRTUAL}; a trial")
     parser.set_defaults(run=run)
 
 
@@ -39,13 +39,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and report; returns 1 if a wrong word landed, else 0: a slow link is a result."""
     require_positive(mebibytes=min(options.mebibytes), samples=options.samples)
     require_writable(options.output)
-    with command_group(options.ranks, options.device or default_device()) as group:
-        first = isinstance(group, VirtualGroup) or group.rank == 0
-
-        def progress(line: str) -> None:
-            if first:
-                print(line, file=sys.stderr, flush=True)
-
+    with command_group(options) as group:
+        progress = progress_of(group)
         if isinstance(group, VirtualGroup):
             progress(f"note: {VIRTUAL}")
         report = run_link_benchmark(
@@ -54,6 +49,6 @@ def run(options: argparse.Namespace) -> int:
             samples=options.samples,
             progress=progress,
         )
-    if first:
+    if speaks(group):
         publish(report, options.output, table, plot)
     return int(any(row.get("wrong_words", 0) for row in report.rows))

@@ -14,7 +14,7 @@ from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.cli.cached import CacheState
-from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option
+from dsv4_gemm_rs.cli.groups import add_group_options, command_group
 from dsv4_gemm_rs.dispatch import Problem
 from dsv4_gemm_rs.problems import WO_B_K, WO_B_N, default_k
 from dsv4_gemm_rs.tuning.file import find
@@ -29,20 +29,14 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor", help="describe the machine, say which path is taken and why, and what is compiled already"
     )
-    parser.add_argument(
-        "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
-    )
-    parser.add_argument(
-        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
-    )
+    add_group_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; returns 0."""
-    device = options.device or default_device()
-    with command_group(options.ranks, device) as group:
+    with command_group(options) as group:
         if isinstance(group, VirtualGroup):
             described = group.run(probe)[0]
             decisions, multicast = group.run(_decisions)[0]

@@ -17,14 +17,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.errors import ArgumentError, UnsupportedError
 from dsv4_symm_mem.probe import probe_device
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.bench.report import this_command, today
 from dsv4_gemm_rs.bench.timing import Group
-from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+from dsv4_gemm_rs.cli.groups import (
+    add_group_options,
+    add_out_features,
+    command_group,
+    progress_of,
+    require_positive,
+    speaks,
+)
 from dsv4_gemm_rs.cli.results import require_writable
 from dsv4_gemm_rs.dispatch.decide import operand_for
 from dsv4_gemm_rs.dispatch.thresholds import Shape, Table, as_json, merged
@@ -44,26 +50,13 @@ def add_parser(commands: Any) -> None:
         "tune", help="measure from how many tokens the fused kernel is faster here, for later calls to go by"
     )
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="values of M to measure")
-    # torchrun takes --n for one of its own, whose command line comes before this one's.
-    parser.add_argument(
-        "--n",
-        "--out-features",
-        dest="n",
-        type=int,
-        nargs="+",
-        default=[WO_B_N],
-        help=f"output features N, each with each K (default {WO_B_N})",
-    )
+    shapes = f"output features N, each with each K (default {WO_B_N})"
+    add_out_features(parser, nargs="+", default=[WO_B_N], help=shapes)
     parser.add_argument("--k", type=int, nargs="+", default=None, help="input features of a rank")
     parser.add_argument("--kind", type=WeightKind, choices=list(WeightKind), default=WeightKind.MXFP8)
     parser.add_argument("--workspaces", type=int, default=6, help="that rotate (default 6)")
     parser.add_argument("--samples", type=int, default=20, help="samples per case (default 20)")
-    parser.add_argument(
-        "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
-    )
-    parser.add_argument(
-        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
-    )
+    add_group_options(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -86,10 +79,10 @@ def run(options: argparse.Namespace) -> int:
     )
     output = options.output or _default_output()
     require_writable(output)
-    with _no_table(), command_group(options.ranks, options.device or default_device()) as group:
+    with _no_table(), command_group(options) as group:
         timer = graph_timer(group, options.kind, options.workspaces, options.samples)
         table = measured(group, options, timer)
-        if not (isinstance(group, VirtualGroup) or group.rank == 0):
+        if not speaks(group):
             return 0
     if not table.entries:
         print("no threshold lies between the tokens measured; nothing was written", file=sys.stderr)
@@ -119,7 +112,6 @@ def measured(group: Group, options: argparse.Namespace, timer: Timer) -> TunedTa
         raise UnsupportedError("one rank has nothing to exchange, so there is nothing to tune")
     operand = operand_for(device.arch, options.kind).value
     ks = [default_k(group.size)] if options.k is None else options.k
-    first = isinstance(group, VirtualGroup) or group.rank == 0
     command, date = this_command(), today()
     entries = tune(
         [
@@ -131,7 +123,7 @@ def measured(group: Group, options: argparse.Namespace, timer: Timer) -> TunedTa
         device=device.name,
         date=date,
         source=command,
-        progress=(lambda line: print(line, file=sys.stderr, flush=True)) if first else lambda line: None,
+        progress=progress_of(group),
     )
     return TunedTable(__version__, device.arch, device.name, command, date, tuple(entries))
 

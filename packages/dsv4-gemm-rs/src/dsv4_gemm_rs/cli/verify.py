@@ -19,7 +19,13 @@ from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.communicator import Communicator
 
 from dsv4_gemm_rs.api import gemm_ar, gemm_rs
-from dsv4_gemm_rs.cli.groups import command_group, default_device, device_option, require_positive
+from dsv4_gemm_rs.cli.groups import (
+    add_group_options,
+    add_out_features,
+    command_group,
+    require_positive,
+    speaks,
+)
 from dsv4_gemm_rs.dispatch.decide import operand_for
 from dsv4_gemm_rs.dispatch.plan import plan_with
 from dsv4_gemm_rs.fused import factors_of
@@ -39,22 +45,10 @@ Step = Callable[[torch.Tensor], object]
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("verify", help="check results of many shapes and every tile configuration")
-    parser.add_argument(
-        "--ranks", type=int, default=4, help="virtual ranks when not under torchrun (default 4)"
-    )
+    add_group_options(parser)
     parser.add_argument("--tokens", type=int, nargs="+", default=None, help="values of M (default: many)")
-    parser.add_argument(
-        "--n",
-        "--out-features",
-        dest="n",
-        type=int,
-        default=None,
-        help="output features N (default: several shapes)",
-    )
+    add_out_features(parser, default=None, help="output features N (default: several shapes)")
     parser.add_argument("--k", type=int, default=None, help="input features of a rank (default: several)")
-    parser.add_argument(
-        "--device", type=device_option, default=None, help="default: cuda if there is one, else cpu"
-    )
     parser.add_argument(
         "--exchange", type=Strategy, choices=list(Strategy), default=Strategy.PUSH, help="default push"
     )
@@ -69,18 +63,13 @@ def run(options: argparse.Namespace) -> int:
     def checked(rank: Communicator) -> list[dict[str, Any]]:
         return verify(rank, _shapes(options, rank.size), options.tokens, options.exchange)
 
-    with command_group(options.ranks, options.device or default_device()) as group:
-        if isinstance(group, VirtualGroup):
-            by_rank = group.run(checked)
-            first = True
-        else:
-            mine = checked(group)
-            by_rank, first = group.all_gather(mine), group.rank == 0
+    with command_group(options) as group:
+        by_rank = group.run(checked) if isinstance(group, VirtualGroup) else group.all_gather(checked(group))
     rows = worst_of(by_rank)
     wrong = [row for row in rows if not row["passed"]]
-    if first and options.json:
+    if speaks(group) and options.json:
         print(json.dumps({"checked": len(rows), "wrong": len(wrong), "rows": rows}))
-    elif first:
+    elif speaks(group):
         for row in wrong:
             print(f"WRONG: {row}")
         repeat = " and repeat their bits" if options.exchange is Strategy.PUSH else ""
