@@ -273,7 +273,7 @@ MUTATED = {
     "mutants_sm90_gemm_rs": (
         "GemmReduceScatter",
         "emulated_scenarios",
-        ("fused_lost_token", "fused_lost", "fused_rings", "fused_and_unfused"),
+        ("fused_lost_token", "fused_lost", "fused_rings", "fused_trio", "fused_and_unfused"),
     ),
     "mutants_sm100_gemm_rs": (
         "GemmReduceScatter",

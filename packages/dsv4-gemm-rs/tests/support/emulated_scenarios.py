@@ -98,6 +98,14 @@ def fused_rings(system: Any) -> None:
 fused_rings.ranks, fused_rings.processors = 2, 1  # type: ignore[attr-defined]
 
 
+def fused_trio(system: Any) -> None:
+    """Three ranks, one CTA each, with two own tiles in a row, each of which takes a whole ring of chunks."""
+    _calls(system, [384], 128, 64)
+
+
+fused_trio.ranks, fused_trio.processors = 3, 1  # type: ignore[attr-defined]
+
+
 def fused_and_unfused(system: Any) -> None:
     """Two ranks, two CTAs each; one runs the stand-alone reduce-scatter, whose stores are ordinary ones.
 
