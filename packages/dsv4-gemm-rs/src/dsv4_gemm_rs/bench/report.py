@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from dsv4_symm_mem.protocol.layout import Strategy
 
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.environment import under_torchrun
+from dsv4_gemm_rs.json_file import write_json
 
 SCHEMA_VERSION = 1
 
@@ -59,18 +59,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write the JSON file whole or not at all, making its folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(asdict(self), file, indent=1)
-                file.write("\n")
-            # mkstemp makes the file private; a result is meant to be read.
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Report:

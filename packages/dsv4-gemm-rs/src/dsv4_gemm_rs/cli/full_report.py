@@ -31,6 +31,7 @@ from dsv4_symm_mem.errors import UnsupportedError
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.bench.report import today
 from dsv4_gemm_rs.cli.results import require_writable
+from dsv4_gemm_rs.json_file import write_json
 from dsv4_gemm_rs.kernels.families import MULTICAST_FAMILIES, Strategy
 
 LIMIT_SECONDS = 1800
@@ -255,6 +256,4 @@ def write(path: Path, outcomes: list[Outcome]) -> None:
         "date": today(),
         "steps": [asdict(made) for made in outcomes],
     }
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_json(path, held)

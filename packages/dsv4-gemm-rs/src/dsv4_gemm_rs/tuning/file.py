@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dsv4_symm_mem.errors import ArgumentError
 from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.dispatch.thresholds import SCHEMA, Table, as_json, from_json
 from dsv4_gemm_rs.environment import TABLE_VARIABLE, table_setting
+from dsv4_gemm_rs.json_file import write_json
 
 OFF = "off"
 NAME = "gemm_rs_thresholds.json"
@@ -144,7 +144,6 @@ def read(path: Path) -> TunedTable:
 
 def write(path: Path, table: TunedTable) -> None:
     """Write `table` whole or not at all, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     held = {
         "schema": SCHEMA,
         "version": table.version,
@@ -154,13 +153,4 @@ def write(path: Path, table: TunedTable) -> None:
         "date": table.date,
         "entries": as_json(table.entries),
     }
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(held, file, indent=1)
-            file.write("\n")
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_json(path, held)
