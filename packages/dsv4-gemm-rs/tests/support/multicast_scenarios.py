@@ -75,19 +75,19 @@ multicast_rings.arch = ARCH  # type: ignore[attr-defined]
 
 
 def _lost(system: Any, m: int, n: int, alive: Sequence[int], blamed: int) -> None:
-    """Ranks that are not `alive` never come: the deadline ends an all-reduce on the others."""
+    """Ranks that are not `alive` never come: the deadline ends an all-reduce on the others, and the next."""
     size = len(system.devices)
     _, operands = _case(TILE, size, m, n, K, m)
     group = Group(system, TILE, m, n, deadline=0.001)
-    outs = [group.launch(rank, operands[rank], gathered=True) for rank in alive]
+    ended = [[group.launch(rank, operands[rank], gathered=True) for rank in alive] for _ in range(2)]
     system.run()
     kinds = set()
-    for rank, out in zip(alive, outs, strict=True):
+    for rank, *outs in zip(alive, *ended, strict=True):
         with pytest.raises(ExchangeError) as caught:
             group.exchanges[rank].check()
         assert caught.value.blamed == blamed
         kinds.add(type(caught.value))
-        assert out.isnan().all()
+        assert all(out.isnan().all() for out in outs)
     assert PeerTimeoutError in kinds
 
 
