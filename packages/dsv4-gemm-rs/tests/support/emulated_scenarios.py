@@ -161,7 +161,10 @@ def _fused_lost(
     kind: WeightKind = WeightKind.BF16,
     lost: int = 1,
 ) -> None:
-    """The `lost` last ranks never come: the deadline ends the call on the others, and they blame the last."""
+    """The `lost` last ranks never come: the deadline ends the call on the others, and they blame the last.
+
+    Another call of theirs is queued behind it, which ends before it begins.
+    """
     size = len(system.devices)
     with mock.patch("dsv4_gemm_rs.dispatch.plan.choose", return_value=tile):
         group = VirtualGroup(size, emulation=system)
@@ -170,16 +173,18 @@ def _fused_lost(
         )
         problems = _problems(size, m, 128, k, kind)
         length = shard_length(m, size)
-        outs = [torch.zeros((length, 128), dtype=torch.bfloat16) for _ in range(size - lost)]
-        for rank, out in enumerate(outs):
-            gemm_rs(problems[rank].x, problems[rank].weight, spaces[rank], out)
+        alive = range(size - lost)
+        ended = [[torch.zeros((length, 128), dtype=torch.bfloat16) for _ in alive] for _ in range(2)]
+        for outs in ended:
+            for rank, out in enumerate(outs):
+                gemm_rs(problems[rank].x, problems[rank].weight, spaces[rank], out)
         system.run()
         kinds = set()
-        for rank, out in enumerate(outs):
+        for rank in alive:
             with pytest.raises(ExchangeError) as caught:
                 spaces[rank].check()
             assert caught.value.blamed == size - 1
-            assert out[: max(m - rank * length, 0)].isnan().all()
+            assert all(outs[rank][: max(m - rank * length, 0)].isnan().all() for outs in ended)
             kinds.add(type(caught.value))
         assert PeerTimeoutError in kinds
 
@@ -222,11 +227,11 @@ sm100_lost_token.arch, sm100_lost_token.checks = "sm_100a", False  # type: ignor
 
 
 def sm100_pair_lost(system: Any) -> None:
-    """Two ranks with a pair of CTAs each wait for tiles of a third."""
+    """Two ranks with two pairs of CTAs each wait for tiles of a third."""
     _fused_lost(system, 400, 128, SM100_PAIR, WeightKind.MXFP8)
 
 
-sm100_pair_lost.ranks, sm100_pair_lost.processors, sm100_pair_lost.arch = 3, 2, "sm_100a"  # type: ignore[attr-defined]
+sm100_pair_lost.ranks, sm100_pair_lost.processors, sm100_pair_lost.arch = 3, 4, "sm_100a"  # type: ignore[attr-defined]
 sm100_pair_lost.checks = False  # type: ignore[attr-defined]
 
 
