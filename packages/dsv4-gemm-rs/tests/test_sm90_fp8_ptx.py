@@ -31,7 +31,7 @@ def test_fused_kernel(config: SwappedConfig) -> None:
     # Of four values two multiplications of pairs, four where the factor is split.
     values = 128 * 64 // 128
     assert codes.count("mul.rn.bf16x2") == (values // 2) * 3 + 3 * 4
-    assert not re.search(r"\.local|multimem|griddepcontrol", made.ptx)
+    assert not re.search(r"\.local|multimem|griddepcontrol.launch", made.ptx)
     tensors = [code for code in codes if code.startswith("cp.async.bulk.tensor.2d")]
     leaving = "cp.async.bulk.tensor.2d.global.shared::cta"
     assert len([code for code in tensors if not code.startswith(leaving)]) == 1
@@ -45,6 +45,7 @@ def test_fused_kernel(config: SwappedConfig) -> None:
         transposing,
         "fence.proxy.async.shared::cta",
         "bar.warp.sync",
+        "elect.sync",
         stores[0],
         "cp.async.bulk.commit_group",
     )

@@ -223,7 +223,9 @@ def store_rows(
         _store_transposed(address + block * BLOCK_BYTES, words)
     fence_proxy_async_shared()
     cute.arch.sync_warp()
-    cute.copy(leaving.atom, shared[(None, part)], target[(None, column)])
+    # The DSL elects a lane for tensor loads, not for stores.
+    with cute.arch.elect_one():
+        cute.copy(leaving.atom, shared[(None, part)], target[(None, column)])
     bulk_commit()
 
 
