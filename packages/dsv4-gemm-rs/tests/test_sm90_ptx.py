@@ -22,15 +22,27 @@ def test_fused_kernel(config: KernelConfig) -> None:
     codes = opcodes(ptx)
     mma = f"wgmma.mma_async.sync.aligned.m64n{config.tile_n}k16.f32.bf16.bf16"
     assert codes.count(mma) == 8 * config.row_atoms
-    assert not re.search(r"\.local|multimem|griddepcontrol|\.multicast|barrier\.cluster", ptx)
+    assert not re.search(r"\.local|multimem|griddepcontrol.launch|\.multicast|barrier\.cluster", ptx)
     loads = [code for code in codes if code.startswith("cp.async.bulk.tensor")]
     assert [code.split(".")[4] for code in loads] == ["2d", "5d"]
     bulk_load = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
     assert codes.count(bulk_load) == config.chunks
-    # The epoch is read, all of the CTA meets, and only then is the ticket taken and the epoch bumped.
+    # The epoch is read when earlier launches have ended, all of the CTA meets, and only then is the ticket
+    # taken and the epoch bumped. Before that nothing is done to global memory but to bring the weight nearer.
+    assert codes.count("griddepcontrol.wait") == 1
+    early = codes[: codes.index("griddepcontrol.wait")]
+    assert [code for code in early if "global" in code or code.startswith("prefetch")] == [
+        *["prefetch.tensormap"] * 2,
+        "cp.async.bulk.prefetch.L2.global",
+    ]
     meet = next(code for code in codes if code.startswith("bar.sync"))
     positions_in_order(
-        codes, "ld.relaxed.sys.global.b64", meet, "atom.global.acq_rel.add.u64", "st.relaxed.gpu.global.b64"
+        codes,
+        "griddepcontrol.wait",
+        "ld.relaxed.sys.global.b64",
+        meet,
+        "atom.global.acq_rel.add.u64",
+        "st.relaxed.gpu.global.b64",
     )
     # A peer's chunk is acquired, handed to the async proxy, copied.
     positions_in_order(codes, "ld.acquire.sys.global.b64", "fence.proxy.async", bulk_load)

@@ -19,7 +19,7 @@ from dsv4_gemm_rs.dispatch.decide import operand_for
 from dsv4_gemm_rs.kernels.families import Operand
 from dsv4_gemm_rs.kernels.launch import Factors, launch
 from dsv4_gemm_rs.operands import Operands
-from dsv4_gemm_rs.unfused import activations_bf16, activations_mxfp8
+from dsv4_gemm_rs.unfused import activations_bf16, activations_mxfp8, quantises
 from dsv4_gemm_rs.workspace import Workspace
 
 
@@ -33,14 +33,14 @@ def factors_of(operands: Operands, arch: int | None) -> Factors:
     """What the fused kernel of `arch` multiplies for these operands."""
     weight = operands.weight
     operand = operand_for(arch, operands.kind, packed=weight.packed is not None)
-    if operand is Operand.FP8_WEIGHT and weight.packed is not None:
-        return Factors(activations_bf16(operands), weight.packed)
-    if operand is Operand.BF16:
-        return Factors(activations_bf16(operands), weight.bf16())
-    x, x_scale = activations_mxfp8(operands)
     # On a CPU, emulated or not, there is no kernel that quantises.
-    quantised = operands.x_scale is None and x.device.type == "cuda" and x.numel() > 0
-    return Factors(x, weight.data, x_scale, weight.scale, quantised)
+    launched = quantises(operands) and operands.x.device.type == "cuda" and operands.x.numel() > 0
+    if operand is Operand.MXFP8:
+        x, x_scale = activations_mxfp8(operands)
+        return Factors(x, weight.data, x_scale, weight.scale, launched)
+    x = activations_bf16(operands)
+    packed = weight.packed if operand is Operand.FP8_WEIGHT else None
+    return Factors(x, weight.bf16() if packed is None else packed, quantised=launched)
 
 
 def launch_fused(

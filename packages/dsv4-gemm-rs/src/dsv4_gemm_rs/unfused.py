@@ -117,14 +117,22 @@ def library_gemm(operands: Operands, gemm: Gemm, out: torch.Tensor | None = None
     raise UnsupportedError(f"{gemm.value} is no library GEMM")
 
 
+def quantises(operands: Operands) -> bool:
+    """Whether the activations are to be quantised here: they are not yet, and the weight wants them so."""
+    weight = operands.weight
+    return (
+        operands.x_scale is None
+        and weight.kind is WeightKind.MXFP8
+        and weight.activation is not Activation.BF16
+    )
+
+
 def activations_bf16(operands: Operands) -> torch.Tensor:
     """The activations as the product sees them, BF16 [M, K]: quantised and back for MXFP8 weights."""
-    x, scale, weight = operands.x, operands.x_scale, operands.weight
+    x, scale = operands.x, operands.x_scale
     if scale is not None:
         return dequantize_mxfp8(x, scale).to(torch.bfloat16)
-    if weight.kind is WeightKind.BF16 or weight.activation is Activation.BF16:
-        return x
-    return round_trip_mxfp8(x)
+    return round_trip_mxfp8(x) if quantises(operands) else x
 
 
 def activations_mxfp8(operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,7 +92,7 @@ def fused_rings(system: Any) -> None:
 
     Tokens in the second call, then a bank is used again.
     """
-    _calls(system, [256, 1, 128], 256, 192)
+    _calls(system, [256, 1, 128], 256, 192, early=True)
 
 
 fused_rings.ranks, fused_rings.processors = 2, 1  # type: ignore[attr-defined]

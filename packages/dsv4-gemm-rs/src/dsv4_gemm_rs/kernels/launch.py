@@ -113,12 +113,12 @@ def launch(
         out: BF16 [ceil(M / P), N], or [M, N] where the plan is of an all-reduce, rows 16-byte aligned; filled
             completely.
         early: Begin while the launch before still runs, which is to be our quantiser's
-            (`kernels.sm100.overlap`); without effect on SM90.
+            (`kernels.overlap`).
     """
     x, weight = factors.x, factors.weight
     m, k = x.shape
     scales: tuple[int, ...] = ()
-    places: tuple[int, ...] = (launches.staging,)
+    places: tuple[int, ...] = (launches.staging, int(early))
     if isinstance(plan.config, Sm100Config):
         scales = tuple(
             0 if scale is None else scale.data_ptr() for scale in (factors.x_scale, factors.weight_scale)

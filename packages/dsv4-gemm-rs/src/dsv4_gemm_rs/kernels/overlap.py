@@ -14,12 +14,9 @@ to begin early: it spins for peers, and CTAs of the next kernel could take the p
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Int64
+from cutlass import Int32, Int64
 from dsv4_symm_mem.device.bulk import bulk_prefetch
-
-from dsv4_gemm_rs.kernels.sm100.config import ATOM_BYTES, KernelConfig
 
 
 def wait_for_inputs() -> None:
@@ -31,35 +28,20 @@ def wait_for_inputs() -> None:
 
 
 @cute.jit
-def prefetch_weight(
-    config: Constexpr[KernelConfig],
-    weight: Int64,
-    stride: Int64,
-    scales: Int64,
-    n: Int32,
-    k: Int32,
-    block: Int32,
-    blocks: Int32,
+def prefetch_lines(
+    address: Int64, stride: Int64, size: Int32, lines: Int32, block: Int32, blocks: Int32
 ) -> None:
-    """Bring CTA `block`'s share of W's rows and of its scales into L2, as one whole warp.
+    """Bring CTA `block`'s share of some lines into L2, as one whole warp.
 
     Args:
-        config: The kernel's configuration.
-        weight: Address of W.
-        stride: Its row stride in elements.
-        scales: Address of its scales, if the configuration has any.
-        n: Rows of W.
-        k: Its columns; a row's bytes are a multiple of 16.
+        address: Of the first line, a multiple of 16, as the next two are.
+        stride: Bytes from one to the next.
+        size: Bytes of a line.
+        lines: How many there are.
         block: This CTA.
         blocks: CTAs of the launch.
     """
-    row = block + cute.arch.lane_idx() * blocks
-    while row < n:
-        bulk_prefetch(weight + Int64(row) * stride * config.element_bytes, k * config.element_bytes)
-        row += 32 * blocks
-    if cutlass.const_expr(config.scaled):
-        line = (k + 127) // 128 * ATOM_BYTES
-        atom = block + cute.arch.lane_idx() * blocks
-        while atom < (n + 127) // 128:
-            bulk_prefetch(scales + Int64(atom) * Int64(line), line)
-            atom += 32 * blocks
+    line = block + cute.arch.lane_idx() * blocks
+    while line < lines:
+        bulk_prefetch(address + Int64(line) * stride, size)
+        line += 32 * blocks

@@ -401,13 +401,13 @@ def compile_launch(dtype: torch.dtype, layout: ScaleLayout | None, options: str)
 
 
 def announces_itself(layout: ScaleLayout | None, options: str) -> bool:
-    """Whether a kernel that takes these scales may begin while the quantiser runs (`kernels.sm100.overlap`).
+    """Whether a kernel that takes what this one writes may begin while it runs (`kernels.overlap`).
 
-    That is the SM100 kernel, whose scales are swizzled. The instruction exists from SM90 on, the quantiser
-    from capability 8.9 on.
+    That is the fused kernel: SM100's takes swizzled scales, SM90's the activations of a round trip. The
+    instruction exists from SM90 on, the quantiser from capability 8.9 on.
     """
     arch = re.search(r"--gpu-arch sm_(\d+)", options)
-    return layout is ScaleLayout.SWIZZLED and (arch is None or int(arch[1]) >= 90)
+    return layout is not ScaleLayout.ROW_MAJOR and (arch is None or int(arch[1]) >= 90)
 
 
 _Compiled = Callable[..., None]

@@ -39,9 +39,9 @@ from dsv4_symm_mem.device.roles import PUBLICATIONS, run_publisher
 from dsv4_symm_mem.protocol.layout import BANKS
 from dsv4_symm_mem.protocol.slots import BOUNCES, STAGED_TILES
 
-from dsv4_gemm_rs.kernels.sm100.config import EPILOGUE_WARPS, PIECES, KernelConfig
+from dsv4_gemm_rs.kernels.overlap import prefetch_lines, wait_for_inputs
+from dsv4_gemm_rs.kernels.sm100.config import ATOM_BYTES, EPILOGUE_WARPS, PIECES, KernelConfig
 from dsv4_gemm_rs.kernels.sm100.mainloop import Operands, Ring, smem_layouts, tma_operands
-from dsv4_gemm_rs.kernels.sm100.overlap import prefetch_weight, wait_for_inputs
 from dsv4_gemm_rs.kernels.sm100.pair import announce_start, leaders_word, meet, wait_for_start
 from dsv4_gemm_rs.kernels.sm100.peers import Pieces, tma_slots
 from dsv4_gemm_rs.kernels.sm100.peers import smem_layout as piece_layout
@@ -146,7 +146,7 @@ class GemmReduceScatter:
             multicast: Multicast address of the block; unused if P is 1, and where tiles are pushed, as the
                 next.
             gathered: 1 for an all-reduce, 0 for a reduce-scatter. 0 if P is 1.
-            early: 1 to begin while the kernel before still runs (`overlap`), else 0.
+            early: 1 to begin while the kernel before still runs (`kernels.overlap`), else 0.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once; a multiple of the cluster.
@@ -308,7 +308,15 @@ class GemmReduceScatter:
         if warp == MULTIPLIER:
             allocate(config, columns_word)
         if warp == TIDIER and early != 0:
-            prefetch_weight(config, w_address, w_stride, w_scale, n, k, Int32(block), Int32(blocks))
+            row_bytes = k * config.element_bytes
+            prefetch_lines(
+                w_address, w_stride * config.element_bytes, row_bytes, n, Int32(block), Int32(blocks)
+            )
+            if cutlass.const_expr(config.scaled):
+                atoms_bytes = (k + 127) // 128 * ATOM_BYTES
+                prefetch_lines(
+                    w_scale, Int64(atoms_bytes), atoms_bytes, (n + 127) // 128, Int32(block), Int32(blocks)
+                )
         wait_for_inputs()
         exchange = Exchange(arguments)
         if thread == 0:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the SM90 kernels do around their multiplication: how a CTA begins, meets its peers, and ends.
 
-Contract: `begin` and `end` stand first and last in a kernel, with all of its threads. Of the service warps
+Contract: `prepare`, `wait_for_inputs` (`kernels.overlap`) and `begin` stand first in a kernel and `end` last,
+with all of its threads. Of the service warps
 one sends, one gathers and one tidies; how they do it differs only in what a chunk of a peer's tile is. What
 an aborted call does is told in `sm90.kernel`.
 """
@@ -47,20 +48,22 @@ Barriers = Sequence[tuple[cute.Pointer, int, int]]
 
 
 @cute.jit
-def begin(
-    exchange: Constexpr[Exchange],
-    barriers: Constexpr[Barriers],
-    halted: cute.Pointer,
-    aborted: cute.Pointer,
-    thread: Int32,
-) -> Boolean:
-    """Initialise the barriers and the CTA's two words; whether the call was ended before it began."""
+def prepare(barriers: Constexpr[Barriers], thread: Int32) -> None:
+    """Initialise the barriers. Touches no global memory, so it may come before `wait_for_inputs`."""
     if thread == 0:
         for first, number, arrivals in barriers:
             for i in cutlass.range_constexpr(number):
                 cute.arch.mbarrier_init(first + i, arrivals)
-        enter(exchange, halted, aborted)
     cute.arch.mbarrier_init_fence()
+
+
+@cute.jit
+def begin(
+    exchange: Constexpr[Exchange], halted: cute.Pointer, aborted: cute.Pointer, thread: Int32
+) -> Boolean:
+    """Set the CTA's two words and meet all of its threads; whether the call was ended before it began."""
+    if thread == 0:
+        enter(exchange, halted, aborted)
     cute.arch.sync_threads()
     return cute.arch.load(halted, Int32) != 0
 

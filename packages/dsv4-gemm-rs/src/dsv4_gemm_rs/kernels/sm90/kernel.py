@@ -42,6 +42,7 @@ from dsv4_symm_mem.device.exchange import (
 from dsv4_symm_mem.device.order import TileOrder, place, rows_of
 from dsv4_symm_mem.device.roles import advance, poison_output
 
+from dsv4_gemm_rs.kernels.overlap import prefetch_lines, wait_for_inputs
 from dsv4_gemm_rs.kernels.sm90.config import (
     MATH_GROUPS,
     THREADS_PER_GROUP,
@@ -54,6 +55,7 @@ from dsv4_gemm_rs.kernels.sm90.frame import (
     GatheringCall,
     begin,
     end,
+    prepare,
     run_gatherer,
     run_sender,
     run_tidier,
@@ -93,7 +95,7 @@ class FusedCall(GatheringCall):
 def example_arguments() -> tuple[Any, ...]:
     """Arguments to compile with, in the order of `GemmReduceScatter.__call__`."""
     operands = (*[Int64(0)] * 6, *[Int32(128)] * 3)
-    return (*operands, *EXAMPLE_ARGUMENTS, Int64(0), Int32(1), Int32(1), Int32(1), make_fake_stream())
+    return (*operands, *EXAMPLE_ARGUMENTS, Int64(0), *[Int32(1)] * 4, make_fake_stream())
 
 
 class GemmReduceScatter:
@@ -126,6 +128,7 @@ class GemmReduceScatter:
         signature: Int32,
         timeout: Int64,
         staging: Int64,
+        early: Int32,
         group_rows: Int32,
         lag: Int32,
         grid: Int32,
@@ -155,6 +158,7 @@ class GemmReduceScatter:
             signature: See `ExchangeArguments`.
             timeout: See `ExchangeArguments`.
             staging: `LaunchExchange.staging`, of which the words in front are used; unused if P is 1.
+            early: 1 to begin while the kernel before still runs (`kernels.overlap`), else 0.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once.
@@ -188,6 +192,8 @@ class GemmReduceScatter:
             operands.a,
             operands.w_atom,
             operands.w,
+            w_address,
+            w_stride,
             tiled_mma(config),
             a_layout,
             w_layout,
@@ -210,12 +216,14 @@ class GemmReduceScatter:
                 timeout,
             ),
             staging,
+            early,
             group_rows,
             lag,
         ).launch(
             grid=(grid, 1, 1),
             block=(config.threads, 1, 1),
             min_blocks_per_mp=1,
+            use_pdl=early,
             stream=stream,
         )
 
@@ -226,6 +234,8 @@ class GemmReduceScatter:
         a_tensor: cute.Tensor,
         w_atom: cute.CopyAtom,
         w_tensor: cute.Tensor,
+        w_address: Int64,
+        w_stride: Int64,
         mma: cute.TiledMma,
         a_layout: cute.ComposedLayout,
         w_layout: cute.ComposedLayout,
@@ -236,6 +246,7 @@ class GemmReduceScatter:
         k: Int32,
         arguments: ExchangeArguments,
         staging: Int64,
+        early: Int32,
         group_rows: Int32,
         lag: Int32,
     ) -> None:
@@ -257,6 +268,30 @@ class GemmReduceScatter:
             w=storage.w.get_tensor(w_layout.outer, swizzle=w_layout.inner),
         )
         stored, published = storage.stored.data_ptr(), storage.published.data_ptr()
+        gathered = Gathered(
+            storage.gathered.data_ptr(),
+            storage.taken.data_ptr(),
+            Int32(storage.chunks.data_ptr().toint()),
+        )
+        added = storage.added.data_ptr()
+
+        if warp == math_warps:
+            cpasync.prefetch_descriptor(a_atom)
+            cpasync.prefetch_descriptor(w_atom)
+        barriers = (
+            (ring.full, config.stages, 1),
+            (ring.empty, config.stages, WARPS_PER_GROUP),
+            (ring.turn, MATH_GROUPS, WARPS_PER_GROUP),
+            (stored, 1, WARPS_PER_GROUP),
+            (published, 1, 1),
+            (gathered.full, config.ring_chunks, 1),
+            (gathered.empty, config.ring_chunks, WARPS_PER_GROUP),
+            (added, 1, WARPS_PER_GROUP),
+        )
+        prepare(barriers, thread)
+        if warp == math_warps + 3 and early != 0:
+            prefetch_lines(w_address, w_stride * 2, k * 2, n, Int32(block), Int32(blocks))
+        wait_for_inputs()
         exchange = Exchange(arguments)
         order = TileOrder(
             m, n, world_size, rank, group_rows, lag, config.tile_m, config.tile_n, 1, by_column=True
@@ -279,30 +314,13 @@ class GemmReduceScatter:
             config=config,
             ring=ring,
             operands=Operands(a_atom, a_tensor, w_atom, w_tensor),
-            gathered=Gathered(
-                storage.gathered.data_ptr(),
-                storage.taken.data_ptr(),
-                Int32(storage.chunks.data_ptr().toint()),
-            ),
-            added=storage.added.data_ptr(),
+            gathered=gathered,
+            added=added,
             k_tiles=(k + TILE_K - 1) // TILE_K,
             aborted=storage.aborted.ptr,
         )
 
-        if warp == math_warps:
-            cpasync.prefetch_descriptor(a_atom)
-            cpasync.prefetch_descriptor(w_atom)
-        barriers = (
-            (ring.full, config.stages, 1),
-            (ring.empty, config.stages, WARPS_PER_GROUP),
-            (ring.turn, MATH_GROUPS, WARPS_PER_GROUP),
-            (stored, 1, WARPS_PER_GROUP),
-            (published, 1, 1),
-            (call.gathered.full, config.ring_chunks, 1),
-            (call.gathered.empty, config.ring_chunks, WARPS_PER_GROUP),
-            (call.added, 1, WARPS_PER_GROUP),
-        )
-        halted = begin(exchange, barriers, storage.halted.ptr, call.aborted, thread)
+        halted = begin(exchange, storage.halted.ptr, call.aborted, thread)
 
         if warp >= math_warps:
             cute.arch.warpgroup_reg_dealloc(config.service_registers)

@@ -33,12 +33,14 @@ from dsv4_symm_mem.device.exchange import (
 from dsv4_symm_mem.device.order import TileOrder, place, rows_of
 from dsv4_symm_mem.device.roles import advance, poison_output
 
+from dsv4_gemm_rs.kernels.overlap import prefetch_lines, wait_for_inputs
 from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, TILE_K
 from dsv4_gemm_rs.kernels.sm90.epilogue import Gathered
 from dsv4_gemm_rs.kernels.sm90.frame import (
     GatheringCall,
     begin,
     end,
+    prepare,
     run_gatherer,
     run_sender,
     run_tidier,
@@ -64,7 +66,7 @@ from dsv4_gemm_rs.kernels.sm90.swapped_mainloop import (
     tiled_mma,
     tma_tokens,
 )
-from dsv4_gemm_rs.packing import GROUP_FEATURES
+from dsv4_gemm_rs.packing import BLOCK_BYTES, BLOCK_K, GROUP_FEATURES
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class SwappedCall(GatheringCall):
 def example_arguments() -> tuple[Any, ...]:
     """Arguments to compile with, in the order of `SwappedGemmReduceScatter.__call__`."""
     operands = (*[Int64(0)] * 3, Int32(0), *[Int64(0)] * 2, *[Int32(128)] * 3)
-    return (*operands, *EXAMPLE_ARGUMENTS, Int64(0), Int32(1), Int32(1), Int32(1), make_fake_stream())
+    return (*operands, *EXAMPLE_ARGUMENTS, Int64(0), *[Int32(1)] * 4, make_fake_stream())
 
 
 class SwappedGemmReduceScatter:
@@ -127,6 +129,7 @@ class SwappedGemmReduceScatter:
         signature: Int32,
         timeout: Int64,
         staging: Int64,
+        early: Int32,
         group_rows: Int32,
         lag: Int32,
         grid: Int32,
@@ -156,6 +159,7 @@ class SwappedGemmReduceScatter:
             signature: See `ExchangeArguments`.
             timeout: See `ExchangeArguments`.
             staging: `LaunchExchange.staging`, of which the words in front are used; unused if P is 1.
+            early: 1 to begin while the kernel before still runs (`kernels.overlap`), else 0.
             group_rows: See `TileOrder`.
             lag: See `TileOrder`.
             grid: CTAs, all resident at once.
@@ -215,6 +219,7 @@ class SwappedGemmReduceScatter:
                 timeout,
             ),
             staging,
+            early,
             group_rows,
             lag,
         ).launch(
@@ -222,6 +227,7 @@ class SwappedGemmReduceScatter:
             block=(config.threads, 1, 1),
             cluster=(1, 1, 1),
             min_blocks_per_mp=1,
+            use_pdl=early,
             stream=stream,
         )
 
@@ -244,6 +250,7 @@ class SwappedGemmReduceScatter:
         k: Int32,
         arguments: ExchangeArguments,
         staging: Int64,
+        early: Int32,
         group_rows: Int32,
         lag: Int32,
     ) -> None:
@@ -263,8 +270,40 @@ class SwappedGemmReduceScatter:
             w_address=Int32(storage.w.data_ptr().toint()),
         )
         stored, published = storage.stored.data_ptr(), storage.published.data_ptr()
-        exchange = Exchange(arguments)
+        gathered = Gathered(
+            storage.gathered.data_ptr(),
+            storage.taken.data_ptr(),
+            Int32(storage.chunks.data_ptr().toint()),
+        )
+
         order = TileOrder(m, n, world_size, rank, group_rows, lag, config.tile_m, config.tile_n, 1)
+        if warp == UNITS:
+            cpasync.prefetch_descriptor(x_atom)
+            cpasync.prefetch_descriptor(out_atom)
+        if thread == 0:
+            keep(order, storage.kept.data_ptr())
+        barriers = (
+            (ring.full, config.stages, 1),
+            (ring.empty, config.stages, UNITS),
+            (stored, 1, UNITS),
+            (published, 1, 1),
+            (gathered.full, config.ring_chunks, 1),
+            (gathered.empty, config.ring_chunks, UNITS),
+        )
+        prepare(barriers, thread)
+        groups = (n + GROUP_FEATURES - 1) // GROUP_FEATURES
+        if warp == UNITS + 3 and early != 0:
+            blocks_of_weight = groups * (k // BLOCK_K)
+            prefetch_lines(
+                w_address,
+                Int64(BLOCK_BYTES),
+                Int32(BLOCK_BYTES),
+                blocks_of_weight,
+                Int32(block),
+                Int32(blocks),
+            )
+        wait_for_inputs()
+        exchange = Exchange(arguments)
         call = SwappedCall(
             exchange=exchange,
             order=order,
@@ -282,12 +321,8 @@ class SwappedGemmReduceScatter:
             buffer=cute.recast_ptr(storage.buffer.data_ptr(), dtype=Uint8),
             config=config,
             ring=ring,
-            operands=SwappedOperands(x_atom, x_tensor, w_address, (n + GROUP_FEATURES - 1) // GROUP_FEATURES),
-            gathered=Gathered(
-                storage.gathered.data_ptr(),
-                storage.taken.data_ptr(),
-                Int32(storage.chunks.data_ptr().toint()),
-            ),
+            operands=SwappedOperands(x_atom, x_tensor, w_address, groups),
+            gathered=gathered,
             k_tiles=k // TILE_K,
             split=split,
             leaving=Leaving(
@@ -300,20 +335,7 @@ class SwappedGemmReduceScatter:
             aborted=storage.aborted.ptr,
         )
 
-        if warp == UNITS:
-            cpasync.prefetch_descriptor(x_atom)
-            cpasync.prefetch_descriptor(out_atom)
-        if thread == 0:
-            keep(order, storage.kept.data_ptr())
-        barriers = (
-            (ring.full, config.stages, 1),
-            (ring.empty, config.stages, UNITS),
-            (stored, 1, UNITS),
-            (published, 1, 1),
-            (call.gathered.full, config.ring_chunks, 1),
-            (call.gathered.empty, config.ring_chunks, UNITS),
-        )
-        halted = begin(exchange, barriers, storage.halted.ptr, call.aborted, thread)
+        halted = begin(exchange, storage.halted.ptr, call.aborted, thread)
 
         if warp >= UNITS:
             cute.arch.warpgroup_reg_dealloc(config.service_registers)
