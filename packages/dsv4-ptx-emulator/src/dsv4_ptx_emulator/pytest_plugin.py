@@ -8,7 +8,9 @@
 
 Contract: `emulator(...)` takes what `System` takes. The seed comes from `--emulator-seed` unless the test
 gives one, and stands in a failed test's report. With `--emulator-traces FOLDER` each system's schedule is
-written there. A test that ends with launches it never ran has a mistake, and is told.
+written there, with `--emulator-memory-model RANKS` the memory model's checker watches every system of so many
+ranks or fewer that has the standard ones. A test that ends with launches it never ran has a mistake, and is
+told.
 
 Where there is no NVIDIA driver, the stand-in for the DSL's run-time library is loaded at the start, before
 any test can make the DSL load its own; otherwise whether a test can emulate would depend on those before it.
@@ -40,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--emulator-seed", type=int, default=0, help="seed of the emulator's schedules")
     group.addoption(
         "--emulator-traces", type=Path, default=None, help="folder for schedules as Chrome traces"
+    )
+    group.addoption(
+        "--emulator-memory-model",
+        type=int,
+        default=0,
+        metavar="RANKS",
+        help="check the order of memory in systems of so many ranks or fewer (eight take 23 GB)",
     )
 
 
@@ -74,14 +83,18 @@ def _stand_in_comes_first() -> None:
 
 def _systems(request: pytest.FixtureRequest) -> Iterator[Callable[..., System]]:
     # Not before a test asks for it: NumPy would be imported by every pytest of the environment.
+    from dsv4_ptx_emulator.emulator import MEMORY_MODEL
     from dsv4_ptx_emulator.runtime.system import System
 
     made: list[System] = []
+    judged: int = request.config.getoption("--emulator-memory-model")
     traces: Path | None = request.config.getoption("--emulator-traces")
 
     def make(ranks: int = 1, **options: Any) -> System:
         options.setdefault("seed", request.config.getoption("--emulator-seed"))
         options.setdefault("trace", traces is not None)
+        if ranks <= judged and options.get("checks", True) is True:
+            options["checks"] = MEMORY_MODEL
         system = System(ranks, **options)
         made.append(system)
         text = f"{ranks} rank(s), {system.arch}, seed {options['seed']}"
