@@ -49,6 +49,18 @@ def test_right_on_awkward_shapes(size: int, m: int, path: str, emulator: MakeEmu
         assert_right(outs, problems)
 
 
+@pytest.mark.parametrize("config", [ALONG_TOKENS, ALONG_FEATURES], ids=["tokens", "features"])
+def test_the_order_of_memory(config: SwappedConfig, emulator: MakeEmulation) -> None:
+    """Stages come round, under the memory model's checker."""
+    k = 128 * (config.stages // 2 + 1)
+    with ranks(emulator(2, processors=1, checks="memory-model"), 130, config.tile_n, config=config) as group:
+        problems = packed(2, 130, config.tile_n, k)
+        group.poison()
+        outs = group.call(problems)
+        group.finish()
+        assert_right(outs, problems)
+
+
 def test_right_where_each_warpgroup_has_features_of_its_own(emulator: MakeEmulation) -> None:
     with ranks(emulator(2), 70, 320, config=ALONG_FEATURES) as group:
         problems = packed(2, 70, 320, 256)

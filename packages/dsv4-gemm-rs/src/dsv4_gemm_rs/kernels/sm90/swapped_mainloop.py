@@ -29,6 +29,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as sm90
 from dsv4_symm_mem.device.bulk import bulk_load
+from dsv4_symm_mem.device.fences import fence_proxy_async_shared
 from dsv4_symm_mem.device.roles import advance
 from dsv4_symm_mem.device.vectors import Words, load_shared_16
 
@@ -166,7 +167,12 @@ def load_tile(
 
 @cute.jit
 def release(ring: Constexpr[SwappedRing], stage: Int32) -> None:
-    """Tell the producer that this warp is done with `stage`."""
+    """Tell the producer that this warp is done with `stage`, of which it has read codes with ordinary loads.
+
+    One lane arrives for all, so all have to have read; what is written next comes through the async proxy.
+    """
+    fence_proxy_async_shared()
+    cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         cute.arch.mbarrier_arrive(ring.empty + stage)
 
