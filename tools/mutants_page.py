@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
-from dsv4_ptx_emulator.mutation.campaign import SCHEMA
 from dsv4_ptx_emulator.mutation.table import markdown
 
 from tools.workspace import ROOT
@@ -40,22 +38,10 @@ What is found in an original is passed over in its mutants, which can hide behin
 """
 
 
-OUTDATED = "**Of an earlier version of the kernel and of the checker;** `nox -s emulate_long` makes it anew."
-
-
-def section(result: dict[str, Any]) -> str:
-    """One result's part of the page; one of an earlier form says that it is not about today's kernel."""
-    text = markdown(result, TITLES[result["name"]])
-    if result["schema"]["version"] >= SCHEMA:
-        return text
-    title, rest = text.split("\n", 1)
-    return f"{title}\n\n{OUTDATED}\n{rest}"
-
-
 def page() -> str:
     """The whole page."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(PATTERN))]
-    return "\n".join([HEAD, *map(section, results)])
+    return "\n".join([HEAD, *(markdown(result, TITLES[result["name"]]) for result in results)])
 
 
 def main() -> int:
