@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from dsv4_gemm_rs import WeightKind, Workspace, gemm_rs
-from dsv4_gemm_rs.bench.start import PHASES
+from dsv4_gemm_rs.bench.start import PHASES, measure
 from dsv4_gemm_rs.cli import bench_start, compile_kernels
 from dsv4_gemm_rs.cli.cached import CacheState
 from dsv4_gemm_rs.cli.main import main
@@ -209,3 +209,15 @@ def test_the_start_up_report_says_what_misses_its_target() -> None:
     ]
     shown = bench_start.table(rows_of(13, 20.0, 0.1, 0)).splitlines()
     assert [len(line) for line in shown] == [len(shown[0])] * 5
+
+
+def test_every_phase_of_a_start_is_in_its_process() -> None:
+    """An architecture without a fused kernel has the fewest kernels to compile."""
+    cold, warm = measure("sm_120a", 1, 1, lambda line: None)[:2]
+    for row in (cold, warm):
+        phases = [row[phase] for phase in ("torch_s", "package_s", "dsl_s", "kernels_s")]
+        # An import that had happened before took a few microseconds.
+        assert min(phases) > 1e-3
+        assert sum(phases) == pytest.approx(row["total_s"])
+    assert (cold["compiled"], cold["loaded"]) == (warm["loaded"], warm["compiled"])
+    assert cold["compiled"] > 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a process takes until its kernels are there, with an empty cache and with a full one.
 
-Contract: every figure comes from a fresh process (`python -m dsv4_gemm_rs.bench.start ARCH FOLDER`), because
-imports happen once; it starts alone or among others. Of those that start together the slowest counts, as a
-group waits for it. Kernels are made ready and not launched, so no GPU is needed; what the driver takes to
+Contract: every figure comes from a fresh process, because imports happen once; it runs this file by its path,
+or the package would be imported before its clock starts. Of processes that start together the slowest counts,
+as a group waits for it. Kernels are made ready and not launched, so no GPU is needed; what the driver takes to
 move machine code to a device is not in it.
 """
 
@@ -55,7 +55,7 @@ def measure(arch: str, processes: int, samples: int, progress: Callable[[str], N
 
 def _start(arch: str, folder: Path, count: int) -> dict[str, float]:
     """Start `count` processes at once: the longest of each phase, and what all of them did together."""
-    command = [sys.executable, "-m", "dsv4_gemm_rs.bench.start", arch, str(folder)]
+    command = [sys.executable, "-P", __file__, arch, str(folder)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     answers: list[Mapping[str, float]] = []
     for process in running:
