@@ -3,8 +3,8 @@
 
 Contract: every figure comes from a fresh process, because imports happen once; it runs this file by its path,
 or the package would be imported before its clock starts. Of processes that start together the slowest counts,
-as a group waits for it. Kernels are made ready and not launched, so no GPU is needed; what the driver takes to
-move machine code to a device is not in it.
+as a group waits for it. Kernels are made ready and not launched, so no GPU is needed; what the driver takes
+to move machine code to a device is not in it.
 """
 
 from __future__ import annotations
