@@ -312,7 +312,7 @@ MUTATED = {
 
 @nox.session
 def emulate_long(session: nox.Session) -> None:
-    """200 schedules of each scenario and every mutant of the kernels in the emulator; takes hours.
+    """200 schedules of each scenario and every mutant of the kernels in the emulator; takes two core-hours.
 
     Writes docs/results/mutants_*.json and docs/emulator_mutants.md. Arguments go to the command, such as
     --jobs. Interrupted, it goes on where it was with the next call. Tests marked `long` come first.
