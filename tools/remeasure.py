@@ -3,8 +3,8 @@
 
 `python -m tools.remeasure` takes every result in docs/results that was measured on GPUs of this machine's
 architecture and needs no more of them than there are; `python -m tools.remeasure h200_tp2_k2048 …` those.
-Thresholds, model and tables of the documentation are made anew from what was measured. What the pages say in
-words is not: read it.
+Thresholds, model and tables of the documentation are made anew from what was measured; plots come from the
+benchmarks, or from `python -m tools.plots`. What the pages say in words is not: read it.
 """
 
 from __future__ import annotations
