@@ -64,6 +64,12 @@ def test_one_warp_of_each_cta_may_stay_behind() -> None:
     assert behind == set(range(16))
 
 
+def test_a_lone_warp_runs() -> None:
+    data = np.zeros(17, np.uint32)
+    run(TICKET, data, grid=16, uneven=Uneven.WARPS)
+    assert data[0] == 16
+
+
 class Quanta(Observer):
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int]] = []

@@ -65,7 +65,7 @@ class Uneven(Enum):
     NOBODY = "nobody"
     CTAS = "CTAs"
     WARPS = "warps"
-    """One of each CTA."""
+    """One of each CTA that has several: a lone one would rest for ever."""
 
 
 class Scheduler:
@@ -184,6 +184,8 @@ class Scheduler:
         """Whether the warp, or its CTA, rests, until all rest or wait and it is decided anew."""
         key = id(warp.cta)
         if self.uneven is Uneven.WARPS:
+            if len(warp.cta.warps) == 1:
+                return False
             resting = self._resting_warp.get(key)
             if resting is None:
                 resting = self._resting_warp[key] = warp.cta.warps[
