@@ -24,7 +24,6 @@ from dsv4_gemm_rs.problems import RankProblem
 from dsv4_gemm_rs.quantize import ScaleLayout
 from dsv4_gemm_rs.quantize.layout import k_tiles, padded_rows, scale_shape
 from dsv4_gemm_rs.quantize.rule import BLOCK, ScaleRule
-from dsv4_ptx_emulator.machine.scheduler import Uneven
 from dsv4_symm_mem.protocol.launch import LaunchExchange
 from dsv4_symm_mem.protocol.layout import Strategy, shard_length
 from emulated_ranks import ranks
@@ -34,6 +33,7 @@ from sm100_support import Group, Operands, operands_of
 library = pytest.importorskip(
     "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
 )
+Uneven: Any = pytest.importorskip("dsv4_ptx_emulator.machine.scheduler").Uneven
 pytestmark = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 
 ARCH = "sm_100a"
@@ -121,7 +121,7 @@ def test_right_call_after_call(config: KernelConfig, emulator: Callable[..., Any
 
 @pytest.mark.parametrize("keep", list(Keep))
 @pytest.mark.parametrize("uneven", [Uneven.NOBODY, Uneven.WARPS])
-def test_right_call_after_call_on_sm90(keep: Keep, uneven: Uneven, emulator: Callable[..., Any]) -> None:
+def test_right_call_after_call_on_sm90(keep: Keep, uneven: Any, emulator: Callable[..., Any]) -> None:
     sm90_calls(emulator(SIZE, processors=2, checks="memory-model", uneven=uneven), keep, [131, 1, 67])
 
 

@@ -18,7 +18,6 @@ from dsv4_gemm_rs import WeightKind
 from dsv4_gemm_rs.bench.run import wire_bytes
 from dsv4_gemm_rs.dispatch import Path, Problem
 from dsv4_gemm_rs.kernels.sm90.config import KernelConfig
-from dsv4_ptx_emulator.machine.scheduler import Uneven
 from dsv4_symm_mem.errors import CallMismatchError, ExchangeError, PeerTimeoutError
 from dsv4_symm_mem.protocol.pacing import CLOCK_OFFSET, DURATION_OFFSET, block_duration
 from gemm_rs_support import assert_right, problems_for
@@ -26,6 +25,7 @@ from gemm_rs_support import assert_right, problems_for
 library = pytest.importorskip(
     "dsv4_ptx_emulator.runtime.library", reason="dsv4-ptx-emulator is not installed"
 )
+Uneven: Any = pytest.importorskip("dsv4_ptx_emulator.machine.scheduler").Uneven
 pytestmark = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 
 TILE = KernelConfig(64, 128)
