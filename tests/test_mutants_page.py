@@ -15,7 +15,8 @@ from dsv4_ptx_emulator.mutation.trial import clean, load
 from dsv4_ptx_emulator.ptx.parser import parse
 from dsv4_ptx_emulator.runtime import library
 
-from tools.mutants_page import PAGE, PATTERN, RESULTS, TITLES, page
+from tools.mutants_page import PAGE, PATTERN, TITLES, page
+from tools.workspace import RESULTS
 
 FILES = sorted(RESULTS.glob(PATTERN))
 COMPILER = "nvidia-cutlass-dsl"

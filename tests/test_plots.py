@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from dsv4_gemm_rs.bench.report import Report
 
-from tools.plots import RESULTS, plot_of
+from tools.plots import plot_of
+from tools.workspace import RESULTS
 
 RESULT_FILES = sorted(RESULTS.glob("*.json"))
 

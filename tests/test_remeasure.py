@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tools.remeasure import RESULTS, gpus_of, program, read, runnable
+from tools.remeasure import gpus_of, program, read, runnable
+from tools.workspace import RESULTS
 
 PUBLISHED = read(RESULTS)
 

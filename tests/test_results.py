@@ -11,8 +11,9 @@ from dsv4_gemm_rs.bench.report import Report
 from dsv4_gemm_rs.model.report import all_rows
 
 from tools.mutants_page import PATTERN as MUTANTS
-from tools.results_table import PAGES, RESULTS, render, updated
+from tools.results_table import PAGES, render, updated
 from tools.thresholds import TABLE, table
+from tools.workspace import RESULTS
 
 FIELDS = {"name", "machine", "versions", "command", "date", "rows", "checks", "schema"}
 

@@ -11,10 +11,9 @@ import sys
 
 from dsv4_ptx_emulator.mutation.table import markdown
 
-from tools.workspace import ROOT
+from tools.workspace import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "emulator_mutants.md"
-RESULTS = ROOT / "docs" / "results"
 PATTERN = "mutants_*.json"
 """Names of results that belong to this page and not to the measurements."""
 TITLES = {

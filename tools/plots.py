@@ -17,9 +17,8 @@ from dsv4_gemm_rs.bench.plot import plot as plot_latency
 from dsv4_gemm_rs.bench.report import Report
 from dsv4_symm_mem.errors import UnsupportedError
 
-from tools.workspace import ROOT
+from tools.workspace import RESULTS
 
-RESULTS = ROOT / "docs" / "results"
 Plot = Callable[[Report, Path], None]
 
 

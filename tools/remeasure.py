@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from tools.workspace import ROOT
+from tools.workspace import RESULTS, ROOT
 
-RESULTS = ROOT / "docs" / "results"
 MODEL = "b200_model"
 MODULES = {
     "torchrun": "torch.distributed.run",

@@ -14,10 +14,9 @@ from typing import Any
 
 from dsv4_gemm_rs.cli.inspect_kernels import store_widths
 
-from tools.workspace import ROOT
+from tools.workspace import RESULTS, ROOT
 
 PAGES = tuple(ROOT / "docs" / name for name in ("performance.md", "sm100.md", "mhc.md"))
-RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -18,9 +18,8 @@ from dsv4_gemm_rs.dispatch.thresholds import PACKAGED, SCHEMA, Entry, Shape, Tim
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_symm_mem.errors import ArgumentError
 
-from tools.workspace import ROOT
+from tools.workspace import RESULTS, ROOT
 
-RESULTS = ROOT / "docs" / "results"
 TABLE = ROOT / "packages/dsv4-gemm-rs/src/dsv4_gemm_rs/dispatch" / PACKAGED
 FUSED, UNFUSED = "fused", "gemm-then-reduce-scatter"
 

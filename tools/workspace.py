@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
 
 
 def load_toml(path: Path) -> dict[str, Any]:
