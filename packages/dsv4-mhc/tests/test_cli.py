@@ -49,8 +49,11 @@ def test_compile_refuses_a_hidden_size(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_bench_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["bench", "--output", str(tmp_path / "x.json")]) == 2
+@pytest.mark.parametrize("command", ["bench", "bench-tiles"])
+def test_bench_without_a_gpu_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    assert cli.main([command, "--output", str(tmp_path / "x.json")]) == 2
     assert "CUDA" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

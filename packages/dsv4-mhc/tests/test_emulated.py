@@ -9,7 +9,8 @@ on a GPU. TileLang's host code is not run.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -26,7 +27,7 @@ from dsv4_mhc.ops import head as head_op
 from dsv4_mhc.ops import mean as mean_op
 from dsv4_mhc.ops import post as post_op
 from dsv4_mhc.ops import seam as seam_op
-from dsv4_mhc.plan import Kernel, Tile, row_threads, slice_count
+from dsv4_mhc.plan import Kernel, Tile, forced_tile, row_threads, slice_count
 from mhc_emulated import EmulatedKernel
 from mhc_support import (
     COEFFICIENT_ERROR,
@@ -66,21 +67,19 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "kernel_for", kernel_for)
 
 
-def use_tile(
-    monkeypatch: pytest.MonkeyPatch,
-    module: Any,
-    cluster: int,
-    tokens: int,
-    parallel: int,
-    stages: int = 0,
-    depth: int = 0,
-) -> None:
-    """Make a launch use this tile."""
+Take = Callable[..., None]
 
-    def choose(kernel: Any, hidden: int, count: int) -> Tile:
-        return Tile(hidden, min(cluster, slice_count(hidden)), tokens, parallel, stages, depth)
 
-    monkeypatch.setattr(module, "choose_tile", choose)
+@pytest.fixture
+def take() -> Iterator[Take]:
+    """Makes launches of a kernel use a tile: the kernel, H, and the tile's other numbers."""
+    with ExitStack() as stack:
+
+        def taking(kernel: Kernel, hidden: int, cluster: int, *rest: int) -> None:
+            tile = Tile(hidden, min(cluster, slice_count(hidden)), *rest)
+            stack.enter_context(forced_tile(kernel, tile))
+
+        yield taking
 
 
 def nan(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -171,16 +170,18 @@ TILES = {
 
 
 @pytest.mark.parametrize("wiring", list(TILES))
-def test_seam_is_right_and_the_same_for_every_tile(monkeypatch: pytest.MonkeyPatch, wiring: str) -> None:
+def test_seam_is_right_and_the_same_for_every_tile(
+    monkeypatch: pytest.MonkeyPatch, take: Take, wiring: str
+) -> None:
     problem = Problem.make(11, 1024)
     shifted = wiring == "shifted"
     found = []
     for tile in TILES[wiring]:
-        use_tile(monkeypatch, seam_op, *tile)
+        take(Kernel(wiring), 1024, *tile)
         found.append(run_seam(problem, shifted=shifted, mean=True))
     if not shifted:
         monkeypatch.setattr(seam_op, "coupled_form", lambda hidden, tokens: Kernel.PROJECT)
-        use_tile(monkeypatch, seam_op, 4, 8, 1, 2)
+        take(Kernel.PROJECT, 1024, 4, 8, 1, 2)
         found.append(run_seam(problem, shifted=False, mean=True))
     assert_seam(found[0], problem, shifted=shifted, norm_weight=problem.norm_weight)
     for other in found[1:]:
@@ -190,10 +191,10 @@ def test_seam_is_right_and_the_same_for_every_tile(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("shifted", [True, False], ids=["shifted", "coupled"])
 @pytest.mark.parametrize("quant", [Quant.MXFP8, Quant.FP8])
-def test_quantized_input(monkeypatch: pytest.MonkeyPatch, shifted: bool, quant: Quant) -> None:
+def test_quantized_input(take: Take, shifted: bool, quant: Quant) -> None:
     problem = Problem.make(3, 1024)
     problem.residual[1, :, 70] = float("inf")
-    use_tile(monkeypatch, seam_op, 8, 8, 2)
+    take(Kernel.SHIFTED if shifted else Kernel.COUPLED, 1024, 8, 8, 2)
     found = run_seam(problem, shifted=shifted, quant=quant, norm=False)
     assert_quantized(found)
     assert found.codes is not None
@@ -211,8 +212,8 @@ def test_hidden_sizes_that_fill_no_cluster(shifted: bool, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("shifted", [True, False], ids=["shifted", "coupled"])
-def test_a_row_of_nan_touches_no_other(monkeypatch: pytest.MonkeyPatch, shifted: bool) -> None:
-    use_tile(monkeypatch, seam_op, 4, 8, 1)
+def test_a_row_of_nan_touches_no_other(take: Take, shifted: bool) -> None:
+    take(Kernel.SHIFTED if shifted else Kernel.COUPLED, 512, 4, 8, 1)
     problem = Problem.make(4, 512)
     clean = run_seam(problem, shifted=shifted)
     problem = replace(problem, residual=problem.residual.clone())
@@ -227,9 +228,9 @@ def test_a_row_of_nan_touches_no_other(monkeypatch: pytest.MonkeyPatch, shifted:
     assert dirty.y[2].isnan().all()
 
 
-def test_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head(take: Take) -> None:
     problem = Problem.make(9, 512)
-    use_tile(monkeypatch, head_op, 4, 16, 1)
+    take(Kernel.HEAD, 512, 4, 16, 1)
     done = (problem.output, problem.post, problem.comb)
     weight, scale, base = pack_weight(problem.head_fn), problem.scale[:1], problem.base[:4].contiguous()
 
@@ -250,9 +251,9 @@ def test_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tile", [(8, 8, 2), (4, 16, 2)], ids=str)
-def test_engram(monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int]) -> None:
+def test_engram(take: Take, tile: tuple[int, int, int]) -> None:
     problem = Problem.make(9, 1024)
-    use_tile(monkeypatch, engram_op, *tile)
+    take(Kernel.ENGRAM, 1024, *tile)
     streams, y = nan(9, 4, 1024), nan(9, 1024)
     pre, post, comb = (nan(9, *shape, dtype=torch.float32) for shape in ((4,), (4,), (4, 4)))
     inputs: tuple[Any, ...] = (

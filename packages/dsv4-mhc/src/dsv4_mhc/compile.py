@@ -11,10 +11,11 @@ Compiled objects are kept by variant, because TileLang's own look-up hashes the 
 (18 ms). A kernel that is not in memory is never loaded while a CUDA graph is captured.
 
 Automatic warp specialisation is off: it makes one CTA an SM with a producer warp out of everything, which is
-wrong for kernels that only stream. So are 256-bit accesses (not on SM90) and the guards around global
-accesses, whose bounds these kernels keep themselves. Barriers that TileLang finds necessary stay, though
-kernels name every one that they need: it takes a warp's own places in shared memory for the CTA's and puts
-four into each step, but what was measured on a GPU had them.
+wrong for kernels that only stream. So are 256-bit accesses (not on SM90), the guards around global accesses,
+whose bounds these kernels keep themselves, and the barriers that TileLang finds necessary: kernels name every
+one that they need, and it takes a warp's own places in shared memory for the CTA's and puts four into each
+step. So no two buffers may share memory either: that needs barriers between their uses, and TileLang knows
+nothing of uses by other CTAs of a cluster.
 """
 
 from __future__ import annotations
@@ -149,6 +150,8 @@ def pass_configs() -> dict[str, Any]:
         "tl.disable_warp_specialized": True,
         "tl.disable_vectorize_256": True,
         "tl.disable_safe_memory_legalize": True,
+        "tl.disable_thread_storage_sync": True,
+        "tl.disable_shared_memory_reuse": True,
     }
 
 

@@ -18,6 +18,8 @@ GPC has 18).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -191,17 +193,21 @@ def slice_count(hidden: int) -> int:
     return next(count for count in (8, 4, 2, 1) if hidden % (count * STEP) == 0)
 
 
-PREFERRED: dict[Kernel, tuple[tuple[int, int, int, int], ...]] = {
-    Kernel.SHIFTED: ((8, 8, 10, 0), (8, 16, 5, 0), (4, 16, 1, 2), (2, 16, 1, 2)),
-    Kernel.COUPLED: ((8, 8, 10, 0), (8, 16, 5, 0)),
-    Kernel.PROJECT: ((4, 32, 1, 3),),
-    Kernel.HEAD: ((8, 8, 10, 0), (8, 16, 5, 0)),
-    Kernel.ENGRAM: ((8, 8, 5, 0), (8, 16, 5, 0)),
-}
-"""(cluster, tokens, parallel, stages), for few tokens first. Measured on an H200 at H = 5120."""
+Division = tuple[int, int, int, int, int]
+"""Cluster, tokens, parallel, stages and depth of a tile."""
 
-FALLBACK = ((8, 8, 5, 0), (8, 8, 2, 0), (8, 8, 1, 0))
-"""For hidden sizes with which no preferred tile fits; the first that does."""
+FEW: tuple[tuple[Division, ...], ...] = (((8, 8, 10, 0, 0),), ((8, 16, 5, 0, 0),))
+PREFERRED: dict[Kernel, tuple[tuple[Division, ...], ...]] = {
+    Kernel.SHIFTED: (*FEW, ((8, 32, 1, 2, 3),), ((2, 8, 1, 2, 3),), ((2, 16, 1, 2, 2), (8, 80, 1, 2, 2))),
+    Kernel.COUPLED: FEW,
+    Kernel.PROJECT: (((4, 16, 1, 2, 3),), ((2, 16, 1, 2, 3),)),
+    Kernel.HEAD: FEW,
+    Kernel.ENGRAM: (((8, 8, 5, 0, 0),), ((8, 16, 5, 0, 0),)),
+}
+"""For few tokens first; of each place the first that fits into shared memory. Measured on an H200."""
+
+FALLBACK: tuple[Division, ...] = ((8, 8, 5, 0, 0), (8, 8, 2, 0, 0), (8, 8, 1, 0, 0))
+"""For hidden sizes with which no preferred tile fits."""
 
 CLUSTERS = {1: 132, 2: 66, 4: 32, 8: 15}
 """Clusters of each size that an H200 holds at once with a CTA on each SM. A cluster lies within a GPC, and
@@ -222,14 +228,16 @@ def check_hidden(hidden: int) -> None:
 def _usable(kernel: Kernel, hidden: int) -> tuple[Tile, ...]:
     slices = slice_count(hidden)
 
-    def fitting(candidates: tuple[tuple[int, int, int, int], ...]) -> Iterator[Tile]:
-        for cluster, tokens, parallel, stages in candidates:
+    def first(place: tuple[Division, ...]) -> Iterator[Tile]:
+        for cluster, tokens, parallel, stages, depth in place:
             steps = hidden // slices // STEP
-            tile = Tile(hidden, min(cluster, slices), tokens, min(parallel, steps), stages)
+            tile = Tile(hidden, min(cluster, slices), tokens, min(parallel, steps), stages, depth)
             if tile.threads <= RESIDENT_THREADS and tile.shared_bytes(kernel) <= SHARED_LIMIT:
                 yield tile
+                return
 
-    return tuple(dict.fromkeys(fitting(PREFERRED[kernel]))) or tuple(fitting(FALLBACK))[:1]
+    preferred = dict.fromkeys(tile for place in PREFERRED[kernel] for tile in first(place))
+    return tuple(preferred) or tuple(first(FALLBACK))
 
 
 def tiles(kernel: Kernel, hidden: int) -> tuple[Tile, ...]:
@@ -251,6 +259,19 @@ def tiles(kernel: Kernel, hidden: int) -> tuple[Tile, ...]:
     return found
 
 
+_forced: ContextVar[tuple[Kernel, Tile] | None] = ContextVar("forced", default=None)
+
+
+@contextmanager
+def forced_tile(kernel: Kernel, tile: Tile) -> Iterator[None]:
+    """Have this context's calls of `kernel` take this tile, to measure or test it."""
+    before = _forced.set((kernel, tile))
+    try:
+        yield
+    finally:
+        _forced.reset(before)
+
+
 def choose_tile(kernel: Kernel, hidden: int, tokens: int) -> Tile:
     """The first tile whose launch fits on the device at once, else the last.
 
@@ -258,6 +279,9 @@ def choose_tile(kernel: Kernel, hidden: int, tokens: int) -> Tile:
         ArgumentError: As for `tiles`.
         UnsupportedError: As for `tiles`.
     """
+    forced = _forced.get()
+    if forced is not None and forced[0] is kernel:
+        return forced[1]
     candidates = tiles(kernel, hidden)
     for tile in candidates:
         if -(-tokens // tile.tokens) <= CLUSTERS[tile.cluster]:

@@ -64,7 +64,7 @@ class EmulatedKernel:
         self.steps = 0
 
     def __call__(self, *arguments: Any) -> None:
-        from dsv4_ptx_emulator.emulator import Emulator
+        from dsv4_ptx_emulator.emulator import MEMORY_MODEL, Emulator
 
         values = {
             (buffer or name): value
@@ -74,7 +74,7 @@ class EmulatedKernel:
         values.setdefault("tokens", tokens)
         match = ENTRY.search(self.source)
         assert match is not None
-        emulator = Emulator(self.arch, seed=self.seed)
+        emulator = Emulator(self.arch, seed=self.seed, checks=MEMORY_MODEL)
         declared_names = [declared.split()[-1].lstrip("*") for declared in match[3].split(",")]
         # TileLang may rename a scalar after the parameter of a macro that it is passed to.
         renamed = [name for name in declared_names if name not in values]

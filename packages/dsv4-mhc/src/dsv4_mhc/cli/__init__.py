@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `dsv4-mhc`: compile, bench."""
+"""The command line `dsv4-mhc`: compile, bench, bench-tiles."""

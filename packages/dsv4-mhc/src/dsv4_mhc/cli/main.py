@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from dsv4_mhc._version import __version__
 from dsv4_mhc.compile import ARCHITECTURES, Variant, cache_folder, compile_variant, variants
@@ -21,6 +22,7 @@ from dsv4_mhc.plan import Quant
 
 TOKENS = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 HIDDEN = [4096, 5120, 7168]
+TILED = [64, 128, 256, 512, 1024, 2048, 4096, 8192]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,6 +49,16 @@ def parser() -> argparse.ArgumentParser:
     measuring.add_argument("--cases", nargs="+", default=None, help="names or their beginnings (default all)")
     measuring.add_argument("--output", type=Path, default=Path("results/mhc.json"))
     measuring.set_defaults(run=run_bench)
+
+    comparing = commands.add_parser(
+        "bench-tiles", help="compare the bits and times of the seams' tiles on this machine's GPU"
+    )
+    comparing.add_argument("--tokens", type=int, nargs="+", default=TILED, metavar="T")
+    comparing.add_argument("--hidden", type=int, nargs="+", default=HIDDEN, metavar="H")
+    comparing.add_argument("--samples", type=int, default=5, help="replays a tile (default 5)")
+    comparing.add_argument("--runs", type=int, default=6, help="runs whose bits are compared (default 6)")
+    comparing.add_argument("--output", type=Path, default=Path("results/mhc_tiles.json"))
+    comparing.set_defaults(run=run_bench_tiles)
     return root
 
 
@@ -88,20 +100,36 @@ def describe(module: str, arguments: tuple[object, ...]) -> str:
     return f"{module} {' '.join(str(argument) for argument in arguments)}"
 
 
+def show(line: str) -> None:
+    """Say what was just done."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def write(report: dict[str, Any], output: Path) -> None:
+    """A report as JSON."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def run_bench_tiles(options: argparse.Namespace) -> int:
+    """Compare, write JSON, print the checks; 1 if tiles differ."""
+    from dsv4_mhc.bench.tiles import run
+
+    report = run(options.tokens, options.hidden, options.samples, options.runs, show)
+    write(report, options.output)
+    for check in report["checks"]:
+        holds = "holds" if check["holds"] else "MISSED"
+        print(f"{check['name']} = {check['value']:.3f} (target {check['target']:g}): {holds}")
+    return 1 if any(row["different"] for row in report["rows"]) else 0
+
+
 def run_bench(options: argparse.Namespace) -> int:
     """Measure, write JSON and Markdown, print the table."""
     from dsv4_mhc.bench.report import markdown
     from dsv4_mhc.bench.run import run
 
-    report = run(
-        options.tokens,
-        options.hidden,
-        options.samples,
-        options.cases,
-        lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = run(options.tokens, options.hidden, options.samples, options.cases, show)
+    write(report, options.output)
     table = markdown(report)
     options.output.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)

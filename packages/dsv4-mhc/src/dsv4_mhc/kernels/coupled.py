@@ -26,7 +26,6 @@ from dsv4_mhc.kernels.device import (
     FP32,
     PRELUDE,
     add_row_squares,
-    claim,
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
@@ -148,9 +147,6 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             warm_weights(fn, origin, turn, thread, blocks, tile)
             grid_wait()
             load_chunk(raw, residual, output, token, origin + turn * STEP + lane * 8, options)
-            claim(gathered)
-            claim(gates)
-            claim(gathered_y)
             cluster_arrive_relaxed()
             if options.post:
                 load_gains(post_gain, comb_gain, post_in, comb_in, token)

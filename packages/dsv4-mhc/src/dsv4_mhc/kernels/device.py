@@ -11,10 +11,8 @@ where a cast takes three instructions; the approximate reciprocal (1 ulp, PTX IS
 (9.7.3.21), which Sinkhorn's 160 divisions per row of four and the gates are made of; TileLang offers them for
 a whole module only.
 
-A buffer that other CTAs of the cluster write is claimed before this CTA arrives at the barrier that precedes
-their writes. TileLang lets buffers share memory when their uses do not overlap in program order, and knows
-nothing of uses from outside; the claim puts the buffer into program order early enough. That first arrival
-needs no release: nothing was written for the others.
+The first arrival at a cluster's barrier needs no release: nothing was written for the others. That their
+writes find nothing else in their place is seen to by `compile.pass_configs`: no two buffers share memory.
 """
 
 from __future__ import annotations
@@ -37,9 +35,6 @@ __device__ __forceinline__ void dsv4_store_remote(float* address, int rank, floa
 }
 __device__ __forceinline__ unsigned dsv4_shared(const void* address) {
   return static_cast<unsigned>(__cvta_generic_to_shared(address));
-}
-__device__ __forceinline__ void dsv4_claim(const float* address) {
-  asm volatile("" :: "l"(address) : "memory");
 }
 __device__ __forceinline__ void dsv4_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -95,6 +90,12 @@ __device__ __forceinline__ void dsv4_project(float* sums, const void* streams, c
 }
 __device__ __forceinline__ void dsv4_barrier_init(void* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(dsv4_shared(barrier)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void dsv4_barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void dsv4_reads_end() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void dsv4_barrier_arrive(void* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(dsv4_shared(barrier)) : "memory");
@@ -198,6 +199,20 @@ def project(sums, streams, weights, blocks: int):
 def barrier_init(barrier, count):
     """Make a shared uint64 a barrier of `count` arrivals."""
     return T.call_extern("handle", "dsv4_barrier_init", T.address_of(barrier), count)
+
+
+def barriers_ready():
+    """Let bulk copies see the barriers that this thread has made, once others know of it."""
+    return T.call_extern("handle", "dsv4_barriers_ready")
+
+
+def reads_end():
+    """Have this thread's reads of shared memory done before a bulk copy that its arrival lets go on.
+
+    An arrival alone may overtake loads that have been issued: on an H200, copies then overwrote what a slower
+    warp had still to read.
+    """
+    return T.call_extern("handle", "dsv4_reads_end")
 
 
 def barrier_arrive(barrier):
@@ -327,11 +342,6 @@ def add_row_squares(total, slot, wide):
     for v in T.unroll(8):
         part[v % 2] = part[v % 2] + wide[0, v] * wide[0, v]
     total[slot] = total[slot] + (part[0] + part[1])
-
-
-def claim(buffer):
-    """A use of a flat FP32 buffer that costs nothing, before the others may write into it."""
-    return T.call_extern("handle", "dsv4_claim", T.address_of(buffer[0]))
 
 
 @T.macro

@@ -23,7 +23,6 @@ from dsv4_mhc.kernels.device import (
     BF16,
     FP32,
     PRELUDE,
-    claim,
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
@@ -212,9 +211,6 @@ def build(tile: Tile, options: SeamOptions):
 
             warm_weights(fn, origin, turn, thread, BLOCKS, tile)
             grid_wait()
-            claim(gathered)
-            claim(gathered_y)
-            claim(gathered_gate)
             cluster_arrive_relaxed()
             for i in T.unroll(STREAMS):
                 pre_gain[i] = carried[token, i]

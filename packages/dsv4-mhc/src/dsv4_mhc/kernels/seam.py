@@ -30,6 +30,7 @@ from dsv4_mhc.kernels.device import (
     barrier_arrive,
     barrier_init,
     barrier_wait,
+    barriers_ready,
     copied,
     copies_end,
     copies_wait,
@@ -41,6 +42,7 @@ from dsv4_mhc.kernels.device import (
     project,
     quantize_fp8,
     quantize_mxfp8,
+    reads_end,
     sigmoid,
     sinkhorn,
     store_remote,
@@ -129,6 +131,7 @@ def open_ring(full, empty, thread, tile: Tile):
         if thread < tile.per_cta * tile.stages:
             barrier_init(full[thread], 1)
             barrier_init(empty[thread], tile.groups)
+            barriers_ready()
         T.sync_threads()
 
 
@@ -178,8 +181,11 @@ def project_ringed(
     if tile.stages > 0:
         slot = inside * tile.stages + number % tile.stages
         barrier_wait(full[slot], number // tile.stages % 2)
+        # Lanes leave that loop one by one, and the products need them together.
+        T.sync_warp()
         for j in T.unroll(STREAMS):
             project(product[0], packed[j, 0], ring[slot, j * blocks * 512 + place * 8], blocks)
+        reads_end()
         T.sync_warp()
         if place == 0:
             barrier_arrive(empty[slot])

@@ -18,7 +18,6 @@ from dsv4_mhc.kernels.device import (
     E4M3,
     FP32,
     PRELUDE,
-    claim,
     cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
@@ -150,8 +149,6 @@ def build(tile: Tile, options: SeamOptions):
                 load_chunk(raw, residual, output, token, origin + turn * STEP + lane * 8, options)
             open_ring(full, empty, thread, tile)
             fill_ring(ring, full, fn, inside, origin, thread, BLOCKS, tile)
-            claim(gathered)
-            claim(gathered_y)
             cluster_arrive_relaxed()
             if options.collapse:
                 for i in T.vectorized(STREAMS):
