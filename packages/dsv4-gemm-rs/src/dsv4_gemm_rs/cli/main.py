@@ -13,6 +13,7 @@ from dsv4_gemm_rs._version import __version__
 from dsv4_gemm_rs.cli import (
     bench,
     bench_link,
+    bench_scaled,
     bench_start,
     compile_kernels,
     demo,
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model,
         bench,
         bench_link,
+        bench_scaled,
         bench_start,
         tune,
         full_report,

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product's tiles, and what follows from them. Pure numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsv4_symm_mem.errors import ArgumentError
+
+from dsv4_gemm_rs.kernels.sm90.config import RESERVED_BYTES, SHARED_BYTES, THREADS_PER_GROUP
+
+TILE_M = 128
+GROUP_ROWS = 64
+"""Rows of a math warpgroup."""
+MATH_GROUPS = 2
+TILE_K = 128
+"""Elements of K per stage: a row of the 128-byte swizzle, an atom of scales."""
+BLOCK = 32
+"""Elements that share a scale, and the K of an instruction."""
+STEPS = TILE_K // BLOCK
+ATOM_BYTES = 512
+"""x's scales of a stage."""
+MAX_REGISTERS = 192
+"""Of a math thread, for accumulators and products; it has 232."""
+
+
+@dataclass(frozen=True)
+class ScaledConfig:
+    """One way to divide the work.
+
+    Attributes:
+        tile_n: Columns of a tile: 128 or 256.
+        piece_n: Columns multiplied at a time, a divisor of it and a multiple of 128.
+        temps: Products of a warpgroup under way or being promoted, 1 or 2.
+    """
+
+    tile_n: int
+    piece_n: int
+    temps: int
+
+    def __post_init__(self) -> None:
+        if self.tile_n not in (128, 256):
+            raise ArgumentError("tile_n", self.tile_n, "128 or 256")
+        if self.piece_n % 128 or self.tile_n % self.piece_n:
+            raise ArgumentError("piece_n", self.piece_n, "a multiple of 128 that divides tile_n")
+        if self.temps not in (1, 2):
+            raise ArgumentError("temps", self.temps, "1 or 2")
+        registers = (self.tile_n + self.temps * self.piece_n) // 2
+        if registers > MAX_REGISTERS:
+            raise ArgumentError("temps", self.temps, f"at most {MAX_REGISTERS} registers, not {registers}")
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a tile's width."""
+        return self.tile_n // self.piece_n
+
+    @property
+    def column_blocks(self) -> int:
+        """Scales across a tile."""
+        return self.tile_n // BLOCK
+
+    @property
+    def w_scale_bytes(self) -> int:
+        """W's scales of a stage."""
+        return STEPS * self.column_blocks * 4
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        return (TILE_M + self.tile_n) * TILE_K + ATOM_BYTES + self.w_scale_bytes
+
+    @property
+    def stages(self) -> int:
+        """Stages that fit."""
+        return min(8, (SHARED_BYTES - 2 * RESERVED_BYTES) // self.stage_bytes)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return (MATH_GROUPS + 1) * THREADS_PER_GROUP
+
+    @property
+    def math_registers(self) -> int:
+        """Registers of a math thread."""
+        return 232
+
+    @property
+    def service_registers(self) -> int:
+        """Registers of a thread of the loading warpgroup."""
+        return 40
+
+
+CONFIGS = (ScaledConfig(256, 128, 1), ScaledConfig(128, 128, 2), ScaledConfig(128, 128, 1))
