@@ -35,6 +35,7 @@ from dsv4_mhc.kernels.device import (
     widen,
 )
 from dsv4_mhc.kernels.seam import (
+    AFFINE,
     GATES,
     PARTIALS,
     Sent,
@@ -44,12 +45,15 @@ from dsv4_mhc.kernels.seam import (
     finish_chunk,
     finish_coefficients,
     keep,
+    load_affine,
     load_chunk,
+    load_norm,
     open_gates,
     project_chunk,
     send_sums,
     warm_weights,
     write_input,
+    writing,
 )
 from dsv4_mhc.plan import (
     CHUNK,
@@ -143,6 +147,8 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             post_gain = T.alloc_local((STREAMS,), FP32)
             pre_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
+            affine = T.alloc_local((AFFINE,), FP32)
+            norm = T.alloc_local((writing(tile)[2], 8), BF16)
 
             warm_weights(fn, origin, turn, thread, blocks, tile)
             grid_wait()
@@ -187,6 +193,7 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
                     )
                     end_step(total, parts_s, product, squares, inside, step, row, place, blocks, tile)
 
+            load_affine(affine, scale, base, lane, head)
             cluster_wait()
             send_sums(
                 *(gathered, gates, gathered_y, total, parts_s, rank, inside, row, thread, blocks),
@@ -194,7 +201,8 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             )
             cluster_arrive()
             cluster_wait()
-            open_gates(pre_gain, gates, scale, base, row, lane, rms_eps, hc_eps, tile)
+            open_gates(pre_gain, gates, affine, row, lane, rms_eps, hc_eps, tile)
+            load_norm(norm, norm_weight, rank, thread, options, tile)
             for i in T.serial(-(-steps // parallel)):
                 step = i * parallel + turn
                 if step < steps:
@@ -227,12 +235,12 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             cluster_arrive()
             if not head:
                 finish_coefficients(
-                    *(gathered, scale, base, pre_out, post_out, comb_out, first, rank, thread, tokens),
+                    *(gathered, affine, pre_out, post_out, comb_out, first, rank, thread, tokens),
                     *(rms_eps, hc_eps, multiplier, iterations, tile),
                 )
             cluster_wait()
             write_input(
-                *(kept_s, gathered_y, norm_weight, norm_eps, y, codes_out, scales_out, first, rank, thread),
+                *(kept_s, gathered_y, norm, norm_eps, y, codes_out, scales_out, first, rank, thread),
                 *(tokens, options, tile),
             )
 

@@ -35,6 +35,7 @@ from dsv4_mhc.kernels.device import (
     widen,
 )
 from dsv4_mhc.kernels.seam import (
+    AFFINE,
     PARTIALS,
     Sent,
     collapse_chunk,
@@ -43,11 +44,14 @@ from dsv4_mhc.kernels.seam import (
     finish_chunk,
     finish_coefficients,
     keep,
+    load_affine,
     load_chunk,
+    load_norm,
     project_chunk,
     send_sums,
     warm_weights,
     write_input,
+    writing,
 )
 from dsv4_mhc.plan import CHUNK, LANES, STEP, STREAMS, WARP_TOKENS, Kernel, SeamOptions, Tile, resident_ctas
 
@@ -208,6 +212,8 @@ def build(tile: Tile, options: SeamOptions):
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
             gate = T.alloc_local((STREAMS,), FP32)
             sums = T.alloc_local((SUMS,), FP32)
+            affine = T.alloc_local((AFFINE,), FP32)
+            norm = T.alloc_local((writing(tile)[2], 8), BF16)
 
             warm_weights(fn, origin, turn, thread, BLOCKS, tile)
             grid_wait()
@@ -277,6 +283,8 @@ def build(tile: Tile, options: SeamOptions):
                         keep(kept_s, chunk, 0, row, lane, result, 0)
                     end_step(total, parts_s, product, squares, inside, step, row, place, BLOCKS, tile)
 
+            load_affine(affine, scale, base, lane, False)
+            load_norm(norm, norm_weight, rank, thread, options, tile)
             send_sums(
                 *(gathered, gathered, gathered_y, total, parts_s, rank, inside, row, thread, BLOCKS),
                 *(Sent(mixes=True, squares=options.norm), tile),
@@ -284,11 +292,11 @@ def build(tile: Tile, options: SeamOptions):
             cluster_arrive()
             cluster_wait()
             finish_coefficients(
-                *(gathered, scale, base, pre_out, post_out, comb_out, first, rank, thread, tokens),
+                *(gathered, affine, pre_out, post_out, comb_out, first, rank, thread, tokens),
                 *(rms_eps, hc_eps, multiplier, iterations, tile),
             )
             write_input(
-                *(kept_s, gathered_y, norm_weight, norm_eps, y, y, y, first, rank, thread),
+                *(kept_s, gathered_y, norm, norm_eps, y, y, y, first, rank, thread),
                 *(tokens, options, tile),
             )
 

@@ -386,8 +386,25 @@ def send_sums(
                             )
 
 
+AFFINE = 9
+"""What turns a lane's mixes into logits: three scales; of base an entry of pre, one of post, a row of comb."""
+
+
 @T.macro
-def open_gates(pre_gain, gates, scale, base, row, lane, rms_eps, hc_eps, tile: Tile):
+def load_affine(affine, scale, base, lane, head: bool):
+    """Load a lane's part, or what `open_gates` needs of it, ahead of the barrier that its use is behind."""
+    affine[0] = scale[0]
+    affine[3] = base[lane]
+    if not head:
+        affine[1] = scale[1]
+        affine[2] = scale[2]
+        affine[4] = base[4 + lane]
+        for i in T.unroll(STREAMS):
+            affine[5 + i] = base[8 + 4 * lane + i]
+
+
+@T.macro
+def open_gates(pre_gain, gates, affine, row, lane, rms_eps, hc_eps, tile: Tile):
     """pre_gain = pre of a thread's token: four lanes find one each, as `finish_coefficients` does."""
     own = T.alloc_local((2,), FP32)
     own[0] = T.float32(0)
@@ -396,13 +413,13 @@ def open_gates(pre_gain, gates, scale, base, row, lane, rms_eps, hc_eps, tile: T
         own[0] = own[0] + gates[(k * tile.tokens + row) * GATES + lane]
         own[1] = own[1] + gates[(k * tile.tokens + row) * GATES + STREAMS]
     own[1] = T.rsqrt(own[1] * T.float32(1.0 / (STREAMS * tile.hidden)) + rms_eps)
-    own[0] = sigmoid(own[0] * own[1] * scale[0] + base[lane]) + hc_eps
+    own[0] = sigmoid(own[0] * own[1] * affine[0] + affine[3]) + hc_eps
     for j in T.unroll(STREAMS):
         pre_gain[j] = T.shfl_sync(own[0], j, STREAMS)
 
 
 @T.macro
-def find_logits(own, gathered, scale, base, token, lane, rms_eps, tile: Tile):
+def find_logits(own, gathered, affine, token, lane, rms_eps, tile: Tile):
     """Logits of a token: own[0] of pre, own[1] of post, own[2:6] of a comb row; in the slices' order."""
     for i in T.unroll(7):
         own[i] = T.float32(0)
@@ -413,17 +430,16 @@ def find_logits(own, gathered, scale, base, token, lane, rms_eps, tile: Tile):
             own[2 + i] = own[2 + i] + gathered[(k * tile.owned + token) * PARTIALS + 8 + 4 * lane + i]
         own[6] = own[6] + gathered[(k * tile.owned + token) * PARTIALS + 24]
     own[6] = T.rsqrt(own[6] * T.float32(1.0 / (STREAMS * tile.hidden)) + rms_eps)
-    own[0] = own[0] * own[6] * scale[0] + base[lane]
-    own[1] = own[1] * own[6] * scale[1] + base[4 + lane]
+    own[0] = own[0] * own[6] * affine[0] + affine[3]
+    own[1] = own[1] * own[6] * affine[1] + affine[4]
     for i in T.unroll(STREAMS):
-        own[2 + i] = own[2 + i] * own[6] * scale[2] + base[8 + 4 * lane + i]
+        own[2 + i] = own[2 + i] * own[6] * affine[2] + affine[5 + i]
 
 
 @T.macro
 def finish_coefficients(
     gathered,
-    scale,
-    base,
+    affine,
     pre_out,
     post_out,
     comb_out,
@@ -443,7 +459,7 @@ def finish_coefficients(
         lane = thread % LANES
         mine = T.min(thread // LANES, tile.owned - 1)
         token = first + rank * tile.owned + mine
-        find_logits(own, gathered, scale, base, mine, lane, rms_eps, tile)
+        find_logits(own, gathered, affine, mine, lane, rms_eps, tile)
         sinkhorn(own, lane, hc_eps, iterations)
         if token < tokens:
             pre_out[token, lane] = sigmoid(own[0]) + hc_eps
@@ -452,11 +468,29 @@ def finish_coefficients(
                 comb_out[token, lane, i] = own[2 + i]
 
 
+def writing(tile: Tile) -> tuple[int, int, int]:
+    """How a CTA writes y: rows at once, threads of a row, vectors of eight that each of them has of a row."""
+    rows = min(tile.tokens, tile.threads // 16)
+    writers = 1 << ((tile.threads // rows).bit_length() - 1)
+    return rows, writers, -(-tile.chunks * LANES // writers)
+
+
+@T.macro
+def load_norm(norm, norm_weight, rank, thread, options: SeamOptions, tile: Tile):
+    """Load a thread's part of the norm's weight, the same for each of its rows, ahead of the last barrier."""
+    if options.norm:
+        for c in T.unroll(writing(tile)[2]):
+            within = c * (writing(tile)[1] // LANES) + thread % writing(tile)[1] // LANES
+            chunk = T.min(within, tile.chunks - 1)
+            for v in T.vectorized(8):
+                norm[c, v] = norm_weight[(rank * tile.chunks + chunk) * CHUNK + thread % LANES * 8 + v]
+
+
 @T.macro
 def write_input(
     kept_s,
     gathered_y,
-    norm_weight,
+    norm,
     norm_eps,
     y,
     codes_out,
@@ -476,8 +510,7 @@ def write_input(
     part = T.alloc_local((2,), FP32)
     inverse = T.alloc_local((1,), FP32)
     lane = thread % LANES
-    rows_at_once = min(tile.tokens, tile.threads // 16)
-    writers = 1 << ((tile.threads // rows_at_once).bit_length() - 1)
+    rows_at_once, writers, vectors = writing(tile)
     worker = T.min(thread // writers, rows_at_once - 1)
     for k in T.serial(-(-tile.tokens // rows_at_once)):
         line = T.min(k * rows_at_once + worker, tile.tokens - 1)
@@ -488,7 +521,7 @@ def write_input(
             for i in T.unroll(tile.slices):
                 inverse[0] = inverse[0] + gathered_y[i * tile.tokens + line]
             inverse[0] = T.rsqrt(inverse[0] * T.float32(1.0 / tile.hidden) + norm_eps)
-        for c in T.serial(-(-tile.chunks * LANES // writers)):
+        for c in T.unroll(vectors):
             within = c * (writers // LANES) + thread % writers // LANES
             chunk = T.min(within, tile.chunks - 1)
             place = (rank * tile.chunks + chunk) * CHUNK + lane * 8
@@ -497,9 +530,7 @@ def write_input(
             fetch(packed, 0, kept_s, chunk, 0, line, lane)
             if options.norm:
                 widen(mixed, 0, packed, 0)
-                for v in T.vectorized(8):
-                    packed[0, v] = norm_weight[place + v]
-                widen(gain, 0, packed, 0)
+                widen(gain, 0, norm, c)
                 for v in T.unroll(8):
                     mixed[0, v] = mixed[0, v] * inverse[0] * gain[0, v]
                 narrow(packed, 0, mixed, 0)

@@ -25,6 +25,7 @@ from dsv4_mhc.kernels.device import (
     load_gains,
 )
 from dsv4_mhc.kernels.seam import (
+    AFFINE,
     PARTIALS,
     Sent,
     collapse_chunk,
@@ -33,7 +34,9 @@ from dsv4_mhc.kernels.seam import (
     finish_chunk,
     finish_coefficients,
     keep,
+    load_affine,
     load_chunk,
+    load_norm,
     open_ring,
     project_ringed,
     receive_chunk,
@@ -42,6 +45,7 @@ from dsv4_mhc.kernels.seam import (
     send_sums,
     warm_weights,
     write_input,
+    writing,
 )
 from dsv4_mhc.plan import (
     CHUNK,
@@ -139,6 +143,8 @@ def build(tile: Tile, options: SeamOptions):
             post_gain = T.alloc_local((STREAMS,), FP32)
             pre_gain = T.alloc_local((STREAMS,), FP32)
             comb_gain = T.alloc_local((STREAMS * STREAMS,), FP32)
+            affine = T.alloc_local((AFFINE,), FP32)
+            norm = T.alloc_local((writing(tile)[2], 8), BF16)
 
             warm_weights(fn, origin, turn, thread, BLOCKS, tile)
             grid_wait()
@@ -205,6 +211,9 @@ def build(tile: Tile, options: SeamOptions):
                         keep(kept_s, chunk + 1, 0, row, lane, result, 0)
                     end_step(total, parts_s, product, squares, inside, step, row, place, BLOCKS, tile)
 
+            load_affine(affine, scale, base, lane, False)
+            if options.collapse:
+                load_norm(norm, norm_weight, rank, thread, options, tile)
             cluster_wait()
             send_sums(
                 *(gathered, gathered, gathered_y, total, parts_s, rank, inside, row, thread, BLOCKS),
@@ -213,7 +222,7 @@ def build(tile: Tile, options: SeamOptions):
             cluster_arrive()
             cluster_wait()
             finish_coefficients(
-                *(gathered, scale, base, pre_out, post_out, comb_out, first, rank, thread, tokens),
+                *(gathered, affine, pre_out, post_out, comb_out, first, rank, thread, tokens),
                 *(rms_eps, hc_eps, multiplier, iterations, tile),
             )
             if options.collapse:
@@ -221,7 +230,7 @@ def build(tile: Tile, options: SeamOptions):
                     *(
                         kept_s,
                         gathered_y,
-                        norm_weight,
+                        norm,
                         norm_eps,
                         y,
                         codes_out,
