@@ -14,7 +14,7 @@ from dsv4_gemm_rs.cli.main import main
 from dsv4_symm_mem.errors import ArgumentError
 
 
-@pytest.mark.parametrize("numbers", [(192, 128, 1), (256, 96, 1), (256, 128, 2), (128, 128, 3)])
+@pytest.mark.parametrize("numbers", [(160, 32, 1), (256, 96, 1), (256, 128, 2), (128, 128, 3)])
 def test_divisions_that_cannot_be_are_refused(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(ArgumentError):
         ScaledConfig(*numbers)

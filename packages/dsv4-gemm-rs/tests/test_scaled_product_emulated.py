@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dsv4_gemm_rs.bench.scaled.config import CONFIGS, ScaledConfig
-from dsv4_gemm_rs.bench.scaled.run import Operands, error_of, multiply
+from dsv4_gemm_rs.bench.scaled.run import Operands, case_name, error_of, multiply
 from dsv4_gemm_rs.reference import tolerance
 from dsv4_symm_mem.backends import VirtualGroup
 from dsv4_symm_mem.protocol.launch import LaunchExchange
@@ -19,7 +19,7 @@ library = pytest.importorskip(
 pytestmark = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.tile_n}x{c.temps}")
+@pytest.mark.parametrize("config", CONFIGS, ids=case_name)
 @pytest.mark.parametrize(("m", "n", "k", "processors"), [(129, 320, 256, 2), (3, 64, 1152, 1)])
 def test_right_for_every_tile(
     config: ScaledConfig, m: int, n: int, k: int, processors: int, emulator: Callable[..., Any]

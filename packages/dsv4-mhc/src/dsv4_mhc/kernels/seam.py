@@ -387,7 +387,7 @@ def send_sums(
 
 
 AFFINE = 9
-"""What turns a lane's mixes into logits: three scales; of base an entry of pre, one of post, a row of comb."""
+"""What turns a lane's mixes into logits: three scales; of base an entry of pre and of post, a row of comb."""
 
 
 @T.macro

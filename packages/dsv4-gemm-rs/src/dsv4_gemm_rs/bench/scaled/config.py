@@ -29,8 +29,8 @@ class ScaledConfig:
     """One way to divide the work.
 
     Attributes:
-        tile_n: Columns of a tile: 128 or 256.
-        piece_n: Columns multiplied at a time, a divisor of it and a multiple of 128.
+        tile_n: Columns of a tile: 128, 192 or 256.
+        piece_n: Columns multiplied at a time, a divisor of it and a multiple of 32.
         temps: Products of a warpgroup under way or being promoted, 1 or 2.
     """
 
@@ -39,10 +39,10 @@ class ScaledConfig:
     temps: int
 
     def __post_init__(self) -> None:
-        if self.tile_n not in (128, 256):
-            raise ArgumentError("tile_n", self.tile_n, "128 or 256")
-        if self.piece_n % 128 or self.tile_n % self.piece_n:
-            raise ArgumentError("piece_n", self.piece_n, "a multiple of 128 that divides tile_n")
+        if self.tile_n not in (128, 192, 256):
+            raise ArgumentError("tile_n", self.tile_n, "128, 192 or 256")
+        if self.piece_n % BLOCK or self.tile_n % self.piece_n:
+            raise ArgumentError("piece_n", self.piece_n, f"a multiple of {BLOCK} that divides tile_n")
         if self.temps not in (1, 2):
             raise ArgumentError("temps", self.temps, "1 or 2")
         registers = (self.tile_n + self.temps * self.piece_n) // 2
@@ -90,4 +90,11 @@ class ScaledConfig:
         return 40
 
 
-CONFIGS = (ScaledConfig(256, 128, 1), ScaledConfig(128, 128, 2), ScaledConfig(128, 128, 1))
+CONFIGS = (
+    ScaledConfig(256, 128, 1),
+    ScaledConfig(256, 64, 2),
+    ScaledConfig(192, 192, 1),
+    ScaledConfig(192, 96, 2),
+    ScaledConfig(128, 128, 2),
+    ScaledConfig(128, 128, 1),
+)

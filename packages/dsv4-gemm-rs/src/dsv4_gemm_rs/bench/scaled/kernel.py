@@ -31,7 +31,6 @@ from dsv4_symm_mem.compiled import Kernel, compiled
 from dsv4_symm_mem.device.bulk import bulk_load
 from dsv4_symm_mem.device.fences import fence_proxy_async_shared
 from dsv4_symm_mem.device.roles import advance
-from dsv4_symm_mem.device.vectors import load_shared_16
 
 from dsv4_gemm_rs.bench.scaled.config import (
     ATOM_BYTES,
@@ -389,10 +388,8 @@ def promote(
     """Add a piece's sums, times their scales, to the accumulators."""
     own = KernelConfig(GROUP_ROWS, config.tile_n)
     blocks = config.piece_n // BLOCK
-    factors: list[Float32] = []
-    for first in range(0, blocks, 4):
-        at = (step * config.column_blocks + piece * blocks + first) * 4
-        factors += [word.bitcast(Float32) for word in load_shared_16(w_scales + at)]
+    first = step * config.column_blocks + piece * blocks
+    factors = [load_shared_4(w_scales + (first + block) * 4).bitcast(Float32) for block in range(blocks)]
     for half in range(2):
         row_factor = exponent(words[half], step)
         for block in range(blocks):

@@ -112,7 +112,7 @@ class Operands:
 
 def case_name(config: ScaledConfig) -> str:
     """What rows call the product of a configuration."""
-    return f"gemm-fp8-{config.tile_n}x{config.temps}"
+    return f"gemm-fp8-{config.tile_n}-{config.temps}x{config.piece_n}"
 
 
 def multiply(operands: Operands, config: ScaledConfig, launches: LaunchExchange, grid: int) -> None:
