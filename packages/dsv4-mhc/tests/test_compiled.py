@@ -59,7 +59,8 @@ def test_source_has_what_it_should(variant: Variant) -> None:
     body = source[source.index('extern "C" __global__') :]
     assert body.count("dsv4_project<3>") == 2
     assert body.count("dsv4_fetch(") == (3 if variant is SEAM else 0)
-    assert body.count("dsv4_cluster_wait()") == (2 if variant is SEAM else 3)
+    assert body.count("dsv4_cluster_wait()") == 1
+    assert body.count("dsv4_meet(") == (1 if variant is SEAM else 2)
     assert "fence" not in body
     assert "int tokens" in source
     assert "*(uint4*)(residual_out" in source

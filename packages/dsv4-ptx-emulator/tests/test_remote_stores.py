@@ -148,3 +148,29 @@ def test_the_memory_model_wants_the_wait(waits: bool, seed: int) -> None:
         return
     with pytest.raises(MemoryModelError):
         emulator.run()
+
+
+@pytest.mark.parametrize("between", ["", "bar.warp.sync -1;", "bar.sync 0;"])
+@pytest.mark.parametrize("fence", ["fence.mbarrier_init.release.cluster;", ""])
+def test_a_fence_for_new_barriers_outlasts_meetings_until_the_clusters(fence: str, between: str) -> None:
+    """With it the cluster may arrive relaxed; who sends has to know that the barrier is there."""
+    out = np.zeros(256, np.uint8)
+    body = SETUP.replace("BYTES", "128").replace("cluster.arrive.aligned", "cluster.arrive.relaxed.aligned")
+    body = body.replace("mov.b32 %r10, 7; mad.lo.u32 %r12, %r2, 4, %r0; st.shared.b32 [%r12], %r10;", between)
+    body = body.replace("fence.mbarrier_init.release.cluster;", f"@%p0 {fence}" if fence else "")
+    emulator = Emulator("sm_90a", checks=MEMORY_MODEL)
+    emulator.register(out.ctypes.data, out.nbytes)
+    parameters = int(out.ctypes.data).to_bytes(8, "little")
+    emulator.launch(
+        kernel(body + SEND + WAIT + BACK),
+        "probe",
+        grid=(2, 1, 1),
+        block=(32, 1, 1),
+        cluster=(2, 1, 1),
+        parameters=parameters,
+    )
+    if fence:
+        emulator.run()
+        return
+    with pytest.raises(MemoryModelError, match="initialisation nothing orders"):
+        emulator.run()

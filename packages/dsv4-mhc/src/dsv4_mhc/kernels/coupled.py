@@ -26,11 +26,11 @@ from dsv4_mhc.kernels.device import (
     FP32,
     PRELUDE,
     add_row_squares,
-    cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
     grid_wait,
     load_gains,
+    meet,
     narrow,
     widen,
 )
@@ -49,6 +49,7 @@ from dsv4_mhc.kernels.seam import (
     load_chunk,
     load_norm,
     open_gates,
+    open_meetings,
     project_chunk,
     send_sums,
     warm_weights,
@@ -85,6 +86,7 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
     def present(used: bool, shape, dtype):
         return T.Tensor(shape, dtype) if used else streams()
 
+    first_sent, last_sent = Sent(mixes=not head, gates=True), Sent(squares=options.norm)
     quant = options.quant
     scale_shape = (scale_bytes,) if quant is Quant.MXFP8 else (tokens, hidden // 128)
     scale_dtype = "uint8" if quant is Quant.MXFP8 else FP32
@@ -134,6 +136,7 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             gathered = T.alloc_shared((1 if head else tile.slices * tile.owned * PARTIALS,), FP32)
             gates = T.alloc_shared((tile.slices * size * GATES,), FP32)
             gathered_y = T.alloc_shared((tile.slices * size,), FP32)
+            meetings = T.alloc_shared((2,), "int64")
 
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
             later = T.alloc_local((STREAMS + 1, 8), BF16)
@@ -153,6 +156,7 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             warm_weights(fn, origin, turn, thread, blocks, tile)
             grid_wait()
             load_chunk(raw, residual, output, token, origin + turn * STEP + lane * 8, options)
+            open_meetings(meetings, (first_sent.bytes(tile), last_sent.bytes(tile)), thread)
             cluster_arrive_relaxed()
             if options.post:
                 load_gains(post_gain, comb_gain, post_in, comb_in, token)
@@ -196,11 +200,12 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
             load_affine(affine, scale, base, lane, head)
             cluster_wait()
             send_sums(
-                *(gathered, gates, gathered_y, total, parts_s, rank, inside, row, thread, blocks),
-                *(Sent(mixes=not head, gates=True), tile),
+                *(gathered, gates, gathered_y, total, parts_s, meetings, 0, rank, inside, row, thread),
+                *(blocks, first_sent, tile),
             )
-            cluster_arrive()
-            cluster_wait()
+            meet(meetings[0])
+            if parallel > 1:
+                T.sync_threads()  # sums of steps, which are read, make way for those of y
             open_gates(pre_gain, gates, affine, row, lane, rms_eps, hc_eps, tile)
             load_norm(norm, norm_weight, rank, thread, options, tile)
             for i in T.serial(-(-steps // parallel)):
@@ -229,16 +234,17 @@ def build(tile: Tile, options: SeamOptions, head: bool = False):
                         parts_s[(inside * steps + step) * size + row, 28 + lane] = squares[2]
             if options.norm:
                 send_sums(
-                    *(gathered, gates, gathered_y, total, parts_s, rank, inside, row, thread, blocks),
-                    *(Sent(squares=True), tile),
+                    *(gathered, gates, gathered_y, total, parts_s, meetings, 1, rank, inside, row, thread),
+                    *(blocks, last_sent, tile),
                 )
-            cluster_arrive()
             if not head:
                 finish_coefficients(
                     *(gathered, affine, pre_out, post_out, comb_out, first, rank, thread, tokens),
                     *(rms_eps, hc_eps, multiplier, iterations, tile),
                 )
-            cluster_wait()
+            if options.norm:
+                meet(meetings[1])
+            T.sync_threads()
             write_input(
                 *(kept_s, gathered_y, norm, norm_eps, y, codes_out, scales_out, first, rank, thread),
                 *(tokens, options, tile),

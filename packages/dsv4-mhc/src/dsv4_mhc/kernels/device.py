@@ -4,12 +4,12 @@
 Thread-level code inside TileLang: these kernels need to say which thread has which element, because the order
 of every sum is part of their contract, and tile operators leave that to layout inference.
 
-Escapes from TileLang, all in `PRELUDE`: a store into another CTA's shared memory; the cluster's barrier in
-two halves; mbarriers with bulk copies where one lane of a warp issues them; mma.sync on operands that are
-registers already; loads that do not stay in the L1; two BF16 of a register to FP32 by a shift and a mask,
-where a cast takes three instructions; the approximate reciprocal (1 ulp, PTX ISA 9.7.3.13) and power of two
-(9.7.3.21), which Sinkhorn's 160 divisions per row of four and the gates are made of; TileLang offers them for
-a whole module only.
+Escapes from TileLang, all in `PRELUDE`: stores into another CTA's shared memory that tell its mbarrier; the
+cluster's barrier in two halves, by which CTAs know that all of them run; mbarriers with bulk copies where one
+lane of a warp issues them; mma.sync on operands that are registers already; loads that do not stay in the L1;
+two BF16 of a register to FP32 by a shift and a mask, where a cast takes three instructions; the approximate
+reciprocal (1 ulp, PTX ISA 9.7.3.13) and power of two (9.7.3.21), which Sinkhorn's 160 divisions per row of
+four and the gates are made of; TileLang offers them for a whole module only.
 
 The first arrival at a cluster's barrier needs no release: nothing was written for the others. That their
 writes find nothing else in their place is seen to by `compile.pass_configs`: no two buffers share memory.
@@ -28,19 +28,20 @@ E4M3 = "float8_e4m3fn"
 FINITE_MAX = 3.4028234663852886e38
 
 PRELUDE = r"""
-__device__ __forceinline__ void dsv4_store_remote(float* address, int rank, float value) {
-  unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(address)), remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote), "f"(value) : "memory");
-}
 __device__ __forceinline__ unsigned dsv4_shared(const void* address) {
   return static_cast<unsigned>(__cvta_generic_to_shared(address));
 }
+__device__ __forceinline__ unsigned dsv4_there(const void* address, int rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(dsv4_shared(address)), "r"(rank));
+  return remote;
+}
+__device__ __forceinline__ void dsv4_send(const void* address, int rank, float value, const void* barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+    :: "r"(dsv4_there(address, rank)), "f"(value), "r"(dsv4_there(barrier, rank)) : "memory");
+}
 __device__ __forceinline__ void dsv4_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void dsv4_cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void dsv4_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -108,11 +109,22 @@ __device__ __forceinline__ void dsv4_barrier_wait(void* barrier, int parity) {
       : "=r"(done) : "r"(dsv4_shared(barrier)), "r"(parity) : "memory");
   } while (!done);
 }
+__device__ __forceinline__ void dsv4_meet(void* barrier) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done) : "r"(dsv4_shared(barrier)) : "memory");
+  } while (!done);
+}
+__device__ __forceinline__ void dsv4_expect(void* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+    :: "r"(dsv4_shared(barrier)), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void dsv4_fetch(void* target, const void* pieces, int number, int bytes,
                                            void* barrier) {
   const char* source = reinterpret_cast<const char*>(pieces) + static_cast<int64_t>(number) * bytes;
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-    :: "r"(dsv4_shared(barrier)), "r"(bytes) : "memory");
+  dsv4_expect(barrier, bytes);
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
     :: "r"(dsv4_shared(target)), "l"(source), "r"(bytes), "r"(dsv4_shared(barrier)) : "memory");
 }
@@ -159,9 +171,23 @@ def sigmoid(x):
     return T.float32(1) / (T.float32(1) + exponential(-x))
 
 
-def store_remote(element, rank, value):
-    """Write `value` to the place of `element`, a shared FP32 buffer's element, in the CTA `rank`."""
-    return T.call_extern("handle", "dsv4_store_remote", T.address_of(element), rank, value)
+def send(element, rank, value, barrier):
+    """Write `value` to the place of `element`, a shared FP32 buffer's element, in the CTA `rank`.
+
+    That CTA's `barrier` is told once the value is there. No fence and no barrier of the cluster is needed,
+    which would wait for all that a warp has stored anywhere.
+    """
+    return T.call_extern("handle", "dsv4_send", T.address_of(element), rank, value, T.address_of(barrier))
+
+
+def expect(barrier, size: int):
+    """The one arrival of a barrier that `size` bytes complete, which others send."""
+    return T.call_extern("handle", "dsv4_expect", T.address_of(barrier), size)
+
+
+def meet(barrier):
+    """Wait for all that others send to a barrier, and see it."""
+    return T.call_extern("handle", "dsv4_meet", T.address_of(barrier))
 
 
 def load_once(target, source):
@@ -239,11 +265,6 @@ def fetch_piece(target, pieces, number, size: int, barrier):
 def cluster_arrive_relaxed():
     """Say that this CTA runs; promises nothing about its writes."""
     return T.call_extern("handle", "dsv4_cluster_arrive_relaxed")
-
-
-def cluster_arrive():
-    """Say that this CTA is here; its writes so far, here or remote, are seen by who then waits."""
-    return T.call_extern("handle", "dsv4_cluster_arrive")
 
 
 def cluster_wait():

@@ -23,15 +23,15 @@ from dsv4_mhc.kernels.device import (
     BF16,
     FP32,
     PRELUDE,
-    cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
     grid_wait,
     load_gains,
     load_once,
+    meet,
     narrow,
+    send,
     sigmoid,
-    store_remote,
     widen,
 )
 from dsv4_mhc.kernels.seam import (
@@ -47,6 +47,7 @@ from dsv4_mhc.kernels.seam import (
     load_affine,
     load_chunk,
     load_norm,
+    open_meetings,
     project_chunk,
     send_sums,
     warm_weights,
@@ -88,7 +89,7 @@ def weigh_chunk(kept_s, sums, packed, keys, query_weight, key_weight, chunk, row
 
 
 @T.macro
-def send_weighed(gathered_gate, warps_s, sums, rank, turn, inside, row, lane, thread, tile: Tile):
+def send_weighed(gathered_gate, warps_s, sums, meetings, rank, turn, inside, row, lane, thread, tile: Tile):
     """A CTA's sums of its slices to every CTA: lanes, then warps in their order."""
     for i in T.unroll(SUMS):
         sums[i] = sums[i] + T.shfl_xor(sums[i], 1)
@@ -106,10 +107,9 @@ def send_weighed(gathered_gate, warps_s, sums, rank, turn, inside, row, lane, th
             for p in T.unroll(tile.parallel):
                 sums[0] = sums[0] + warps_s[(part * tile.parallel + p) * tile.tokens + token, item % SUMS]
             for c in T.unroll(tile.cluster):
-                store_remote(
+                send(
                     gathered_gate[((rank * tile.per_cta + part) * tile.tokens + token) * SUMS + item % SUMS],
-                    c,
-                    sums[0],
+                    *(c, sums[0], meetings[0]),
                 )
 
 
@@ -140,6 +140,7 @@ def build(tile: Tile, options: SeamOptions):
     parallel, steps, groups = tile.parallel, tile.steps, tile.groups
     unstored = replace(options, store_residual=False)
     resident = resident_ctas(Kernel.ENGRAM, tile)
+    sent = Sent(mixes=True, squares=options.norm)
 
     def streams():
         return T.Tensor((tokens, STREAMS, hidden), BF16)
@@ -196,6 +197,7 @@ def build(tile: Tile, options: SeamOptions):
             gathered = T.alloc_shared((tile.slices * tile.owned * PARTIALS,), FP32)
             gathered_y = T.alloc_shared((tile.slices * size,), FP32)
             gathered_gate = T.alloc_shared((tile.slices * size * SUMS,), FP32)
+            meetings = T.alloc_shared((2,), "int64")
 
             raw = T.alloc_local((STREAMS + 1, 8), BF16)
             keys = T.alloc_local((STREAMS, 8), BF16)
@@ -217,6 +219,7 @@ def build(tile: Tile, options: SeamOptions):
 
             warm_weights(fn, origin, turn, thread, BLOCKS, tile)
             grid_wait()
+            open_meetings(meetings, (4 * tile.slices * size * SUMS, sent.bytes(tile)), thread)
             cluster_arrive_relaxed()
             for i in T.unroll(STREAMS):
                 pre_gain[i] = carried[token, i]
@@ -243,10 +246,9 @@ def build(tile: Tile, options: SeamOptions):
                         )
 
             cluster_wait()
-            send_weighed(gathered_gate, warps_s, sums, rank, turn, inside, row, lane, thread, tile)
-            cluster_arrive()
+            send_weighed(gathered_gate, warps_s, sums, meetings, rank, turn, inside, row, lane, thread, tile)
             load_once(value[0, 0], memory[token, STREAMS, origin + turn * STEP + lane * 8])
-            cluster_wait()
+            meet(meetings[0])
             find_gates(gate, gathered_gate, open_gate, token, row, lane, engram_eps, tile)
             for i in T.serial(-(-steps // parallel)):
                 step = i * parallel + turn
@@ -286,15 +288,15 @@ def build(tile: Tile, options: SeamOptions):
             load_affine(affine, scale, base, lane, False)
             load_norm(norm, norm_weight, rank, thread, options, tile)
             send_sums(
-                *(gathered, gathered, gathered_y, total, parts_s, rank, inside, row, thread, BLOCKS),
-                *(Sent(mixes=True, squares=options.norm), tile),
+                *(gathered, gathered, gathered_y, total, parts_s, meetings, 1, rank, inside, row, thread),
+                *(BLOCKS, sent, tile),
             )
-            cluster_arrive()
-            cluster_wait()
+            meet(meetings[1])
             finish_coefficients(
                 *(gathered, affine, pre_out, post_out, comb_out, first, rank, thread, tokens),
                 *(rms_eps, hc_eps, multiplier, iterations, tile),
             )
+            T.sync_threads()
             write_input(
                 *(kept_s, gathered_y, norm, norm_eps, y, y, y, first, rank, thread),
                 *(tokens, options, tile),

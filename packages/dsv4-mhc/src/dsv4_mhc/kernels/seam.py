@@ -15,10 +15,13 @@ them than 16 warps of an SM can have: with 128 the compiler loads few at a time 
 tokens a warp has 170 and starts all its loads at once.
 
 Sums are exchanged as each slice's, through distributed shared memory, and added up in the slices' order by
-who needs them. A warp's sums of a step go to registers if it has all steps of its slice, else to shared
-memory, where they are added up in the same order.
+who needs them. Each CTA has an mbarrier for an exchange, completed by the bytes that others send. Rejected:
+the cluster's barrier, whose release waits for all that a warp has stored in memory. A warp's sums of a step
+go to registers if it has all steps of its slice, else to shared memory, where they are added up in the same
+order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tilelang.language as T
@@ -35,6 +38,7 @@ from dsv4_mhc.kernels.device import (
     copies_end,
     copies_wait,
     copy_async,
+    expect,
     fetch_piece,
     load_once,
     mix_streams,
@@ -43,9 +47,9 @@ from dsv4_mhc.kernels.device import (
     quantize_fp8,
     quantize_mxfp8,
     reads_end,
+    send,
     sigmoid,
     sinkhorn,
-    store_remote,
     warm_piece,
     widen,
 )
@@ -273,7 +277,7 @@ def end_step(total, parts_s, product, squares, inside, step, row, place, blocks:
 
 @dataclass(frozen=True)
 class Sent:
-    """Which sums a meeting of the cluster exchanges.
+    """Which sums CTAs of a cluster exchange at a time.
 
     Attributes:
         mixes: All mixes and the sum of squares, to the CTA that finishes the token.
@@ -285,6 +289,26 @@ class Sent:
     gates: bool = False
     squares: bool = False
 
+    def bytes(self, tile: Tile) -> int:
+        """What a CTA gets, of all slices."""
+        rows = self.gates * GATES + self.squares
+        return 4 * tile.slices * (self.mixes * PARTIALS * tile.owned + rows * tile.tokens)
+
+
+@T.macro
+def open_meetings(meetings, sizes: Sequence[int], thread):
+    """Initialise the barriers of the cluster's one or two exchanges; so many bytes complete each, once.
+
+    The others send after a barrier of the cluster that this CTA arrives at afterwards.
+    """
+    if thread == 0:
+        for which in T.unroll(len(sizes)):
+            barrier_init(meetings[which], 1)
+        barriers_ready()
+        expect(meetings[0], sizes[0])
+        if len(sizes) > 1:
+            expect(meetings[1], sizes[1])
+
 
 @T.macro
 def send_sums(
@@ -293,6 +317,8 @@ def send_sums(
     gathered_y,
     total,
     parts_s,
+    meetings,
+    which: int,
     rank,
     inside,
     row,
@@ -301,7 +327,7 @@ def send_sums(
     sent: Sent,
     tile: Tile,
 ):
-    """A CTA's sums of its slices to where they are added up, in the slices' order."""
+    """A CTA's sums of its slices to where they are added up in the slices' order; tells a meeting of them."""
     if tile.parallel == 1:
         place = thread % 32
         slot = rank * tile.per_cta + inside
@@ -311,41 +337,50 @@ def send_sums(
                     token = row // WARP_TOKENS * WARP_TOKENS + place % LANES * 2 + i
                     mix = b * BLOCK_ROWS + place // LANES
                     if sent.mixes:
-                        store_remote(
+                        send(
                             gathered[(slot * tile.owned + token % tile.owned) * PARTIALS + mix],
                             token // tile.owned,
                             total[2 * b + i],
+                            meetings[which],
                         )
                     if sent.gates:
                         if mix < STREAMS:
                             for c in T.unroll(tile.cluster):
-                                store_remote(
-                                    gates[(slot * tile.tokens + token) * GATES + mix], c, total[2 * b + i]
+                                send(
+                                    gates[(slot * tile.tokens + token) * GATES + mix],
+                                    c,
+                                    total[2 * b + i],
+                                    meetings[which],
                                 )
             total[2 * blocks] = total[2 * blocks] + T.shfl_xor(total[2 * blocks], 1)
             total[2 * blocks] = total[2 * blocks] + T.shfl_xor(total[2 * blocks], 2)
             if sent.mixes:
                 if place % LANES == 0:
-                    store_remote(
+                    send(
                         gathered[(slot * tile.owned + row % tile.owned) * PARTIALS + 24],
                         row // tile.owned,
                         total[2 * blocks],
+                        meetings[which],
                     )
             if sent.gates:
                 for c in T.unroll(-(-tile.cluster // LANES)):
                     if c * LANES + place % LANES < tile.cluster:
-                        store_remote(
+                        send(
                             gates[(slot * tile.tokens + row) * GATES + 4],
                             c * LANES + place % LANES,
                             total[2 * blocks],
+                            meetings[which],
                         )
         if sent.squares:
             total[2 * blocks + 1] = total[2 * blocks + 1] + T.shfl_xor(total[2 * blocks + 1], 1)
             total[2 * blocks + 1] = total[2 * blocks + 1] + T.shfl_xor(total[2 * blocks + 1], 2)
             for c in T.unroll(-(-tile.cluster // LANES)):
                 if c * LANES + place % LANES < tile.cluster:
-                    store_remote(
-                        gathered_y[slot * tile.tokens + row], c * LANES + place % LANES, total[2 * blocks + 1]
+                    send(
+                        gathered_y[slot * tile.tokens + row],
+                        c * LANES + place % LANES,
+                        total[2 * blocks + 1],
+                        meetings[which],
                     )
     else:
         count = tile.per_cta * tile.tokens * PART_COLUMNS
@@ -365,24 +400,29 @@ def send_sums(
                 total[0] = T.if_then_else(column < 24, total[0], total[1])
                 if sent.mixes:
                     if column <= 24:
-                        store_remote(
+                        send(
                             gathered[(slot * tile.owned + token % tile.owned) * PARTIALS + column],
                             token // tile.owned,
                             total[0],
+                            meetings[which],
                         )
                 if sent.gates:
                     if column < STREAMS or column == 24:
                         for c in T.unroll(tile.cluster):
-                            store_remote(
+                            send(
                                 gates[(slot * tile.tokens + token) * GATES + T.min(column, STREAMS)],
                                 c,
                                 total[0],
+                                meetings[which],
                             )
                 if sent.squares:
                     for c in T.unroll(-(-tile.cluster // LANES)):
                         if column >= 28 and c * LANES + column % LANES < tile.cluster:
-                            store_remote(
-                                gathered_y[slot * tile.tokens + token], c * LANES + column % LANES, total[0]
+                            send(
+                                gathered_y[slot * tile.tokens + token],
+                                c * LANES + column % LANES,
+                                total[0],
+                                meetings[which],
                             )
 
 

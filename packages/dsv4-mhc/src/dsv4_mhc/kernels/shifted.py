@@ -18,11 +18,11 @@ from dsv4_mhc.kernels.device import (
     E4M3,
     FP32,
     PRELUDE,
-    cluster_arrive,
     cluster_arrive_relaxed,
     cluster_wait,
     grid_wait,
     load_gains,
+    meet,
 )
 from dsv4_mhc.kernels.seam import (
     AFFINE,
@@ -37,6 +37,7 @@ from dsv4_mhc.kernels.seam import (
     load_affine,
     load_chunk,
     load_norm,
+    open_meetings,
     open_ring,
     project_ringed,
     receive_chunk,
@@ -78,6 +79,7 @@ def build(tile: Tile, options: SeamOptions):
     def present(used: bool, shape, dtype):
         return T.Tensor(shape, dtype) if used else streams()
 
+    sent = Sent(mixes=True, squares=options.norm and options.collapse)
     quant = options.quant
     scale_shape = (scale_bytes,) if quant is Quant.MXFP8 else (tokens, hidden // 128)
     scale_dtype = "uint8" if quant is Quant.MXFP8 else FP32
@@ -127,6 +129,7 @@ def build(tile: Tile, options: SeamOptions):
             parts_s = T.alloc_shared((max(1, tile.parts * tile.per_cta * size), 32), FP32)
             gathered = T.alloc_shared((tile.slices * tile.owned * PARTIALS,), FP32)
             gathered_y = T.alloc_shared((tile.slices * size,), FP32)
+            meetings = T.alloc_shared((1,), "int64")
 
             ring = T.alloc_shared((max(1, tile.per_cta * tile.stages), STREAMS * BLOCKS * 512), BF16)
             full = T.alloc_shared((max(1, tile.per_cta * tile.stages),), "int64")
@@ -153,6 +156,7 @@ def build(tile: Tile, options: SeamOptions):
                     request_chunk(raw_s, residual, output, token, origin, number, thread, options, tile)
             else:
                 load_chunk(raw, residual, output, token, origin + turn * STEP + lane * 8, options)
+            open_meetings(meetings, (sent.bytes(tile),), thread)
             open_ring(full, empty, thread, tile)
             fill_ring(ring, full, fn, inside, origin, thread, BLOCKS, tile)
             cluster_arrive_relaxed()
@@ -216,16 +220,16 @@ def build(tile: Tile, options: SeamOptions):
                 load_norm(norm, norm_weight, rank, thread, options, tile)
             cluster_wait()
             send_sums(
-                *(gathered, gathered, gathered_y, total, parts_s, rank, inside, row, thread, BLOCKS),
-                *(Sent(mixes=True, squares=options.norm and options.collapse), tile),
+                *(gathered, gathered, gathered_y, total, parts_s, meetings, 0, rank, inside, row, thread),
+                *(BLOCKS, sent, tile),
             )
-            cluster_arrive()
-            cluster_wait()
+            meet(meetings[0])
             finish_coefficients(
                 *(gathered, affine, pre_out, post_out, comb_out, first, rank, thread, tokens),
                 *(rms_eps, hc_eps, multiplier, iterations, tile),
             )
             if options.collapse:
+                T.sync_threads()
                 write_input(
                     *(
                         kept_s,

@@ -239,10 +239,14 @@ class WarpClock:
         if extra is not None:
             clock = joined(clock, extra)
         observed: tuple[Release, ...] = ()
+        initialised: Clock | None = None
         for strand in list(self.covering(bits)):
             observed += strand.observed
+            if strand.initialised is not None:
+                known = strand.initialised
+                initialised = known if initialised is None else joined(initialised, known)
             self.strands.remove(strand)
-        self.strands.append(Strand(bits, clock, observed=observed))
+        self.strands.append(Strand(bits, clock, observed=observed, initialised=initialised))
 
 
 def lanes_in(bits: int) -> list[int]:

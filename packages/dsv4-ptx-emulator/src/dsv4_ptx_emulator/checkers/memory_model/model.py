@@ -63,6 +63,7 @@ from dsv4_ptx_emulator.checkers.memory_model.operations import Operation
 from dsv4_ptx_emulator.checkers.memory_model.shadow import ASYNC_READ, GENERIC_READ, SLOTS, WRITE, Shadow
 from dsv4_ptx_emulator.checkers.memory_model.synchronisation import Synchronisation
 from dsv4_ptx_emulator.checkers.memory_model.tensor_fences import TensorFences
+from dsv4_ptx_emulator.engines.copies import CopyEngine
 from dsv4_ptx_emulator.machine.observer import Access, AccessKind, AsyncEvent, Observer
 from dsv4_ptx_emulator.machine.warp import Warp
 
@@ -107,6 +108,8 @@ class MemoryModel(Observer):
         self._synchronisation = Synchronisation(self)
         self._tensor_fences = TensorFences(self.report)
         self._ctas: dict[int, CtaState] = {}
+        self._ended: dict[int, dict[int, CtaState]] = {}
+        """By launch: of CTAs that have ended with stores to others under way."""
         self._starts: dict[int, Clock] = {}
         self._ends: dict[int, Clock] = {}
         self._streams: dict[tuple[int, int], Clock] = {}
@@ -161,6 +164,7 @@ class MemoryModel(Observer):
     def on_launch_end(self, launch: Launch) -> None:
         """What the launch did comes before whatever follows on its stream, in all proxies (section 8.9.4)."""
         self._running.discard(launch.number)
+        self._ended.pop(launch.number, None)
         self._streams[launch.rank, launch.stream] = _bounded(self._ends.pop(launch.number))
         self._starts.pop(launch.number)
         if not launch.machine.launches and not self._running:
@@ -202,6 +206,9 @@ class MemoryModel(Observer):
     def on_cta_end(self, cta: Cta) -> None:
         """Its threads' last words go into what follows the launch."""
         state = self._ctas.pop(id(cta))
+        engine = cta.scratch.get("copy_engine")
+        if isinstance(engine, CopyEngine) and engine.ready():
+            self._ended.setdefault(cta.launch.number, {})[id(cta)] = state
         end = self._ends[cta.launch.number]
         columns = self.components.columns
         for index, clock in state.warps.items():
@@ -294,7 +301,8 @@ class MemoryModel(Observer):
         return True
 
     def _engine_access(self, access: Access, engine: Any) -> None:
-        state = self._ctas.get(id(engine.cta))
+        cta = engine.cta
+        state = self._ctas.get(id(cta)) or self._ended.get(cta.launch.number, {}).get(id(cta))
         if state is None:
             return
         acting = getattr(engine, "acting", None)
