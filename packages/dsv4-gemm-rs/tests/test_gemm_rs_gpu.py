@@ -82,6 +82,13 @@ def test_fused_is_what_a_hopper_gets_and_why_is_said() -> None:
         assert decision.capturable
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_kernels_begin_early_where_a_rank_has_the_device_alone(size: int) -> None:
+    """One virtual rank does, so that what begins behind a quantiser is tested on one GPU."""
+    with ranks(size, 128, 512) as group:
+        assert [space.overlaps for space in group.workspaces] == [size == 1] * size
+
+
 def test_launches_with_changing_shapes_and_delays_repeat_their_bits() -> None:
     size, chance = 4, random.Random(7)
     shapes = [(m, n, k) for m in (0, 1, 3, 5, 128, 130, 1025) for n in (512, 1280) for k in (128, 512)]

@@ -578,7 +578,7 @@ def _multiprocessors(communicator: Communicator, sm_margin: int) -> int:
 
 
 def _share_a_device(communicator: Communicator) -> bool:
-    return isinstance(communicator, VirtualRank)
+    return isinstance(communicator, VirtualRank) and communicator.size > 1
 
 
 def _is_deadline(value: object) -> bool:
