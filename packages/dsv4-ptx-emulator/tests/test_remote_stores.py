@@ -130,47 +130,41 @@ def test_too_few_bytes_leave_the_waiting_one_waiting() -> None:
         exchanged("@%p0 " + SEND.splitlines()[2] + WAIT + BACK)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("waits", [True, False])
-def test_the_memory_model_wants_the_wait(waits: bool, seed: int) -> None:
-    """Values are ordered by the barrier that they tell, and by nothing else."""
+def watched(body: str, seed: int = 0) -> None:
+    """Run a body in two CTAs under the memory model."""
     out = np.zeros(256, np.uint8)
-    late = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
-    body = SETUP.replace("BYTES", "128") + SEND + (WAIT + BACK if waits else BACK + WAIT) + late
     emulator = Emulator("sm_90a", seed=seed, checks=MEMORY_MODEL)
     emulator.register(out.ctypes.data, out.nbytes)
     parameters = int(out.ctypes.data).to_bytes(8, "little")
     emulator.launch(
         kernel(body), "probe", grid=(2, 1, 1), block=(32, 1, 1), cluster=(2, 1, 1), parameters=parameters
     )
+    emulator.run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_memory_model_wants_the_wait(waits: bool, seed: int) -> None:
+    """Values are ordered by the barrier that they tell, and by nothing else."""
+    late = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+    body = SETUP.replace("BYTES", "128") + SEND + (WAIT + BACK if waits else BACK + WAIT) + late
     if waits:
-        emulator.run()
+        watched(body, seed)
         return
     with pytest.raises(MemoryModelError):
-        emulator.run()
+        watched(body, seed)
 
 
 @pytest.mark.parametrize("between", ["", "bar.warp.sync -1;", "bar.sync 0;"])
 @pytest.mark.parametrize("fence", ["fence.mbarrier_init.release.cluster;", ""])
 def test_a_fence_for_new_barriers_outlasts_meetings_until_the_clusters(fence: str, between: str) -> None:
     """With it the cluster may arrive relaxed; who sends has to know that the barrier is there."""
-    out = np.zeros(256, np.uint8)
     body = SETUP.replace("BYTES", "128").replace("cluster.arrive.aligned", "cluster.arrive.relaxed.aligned")
     body = body.replace("mov.b32 %r10, 7; mad.lo.u32 %r12, %r2, 4, %r0; st.shared.b32 [%r12], %r10;", between)
     body = body.replace("fence.mbarrier_init.release.cluster;", f"@%p0 {fence}" if fence else "")
-    emulator = Emulator("sm_90a", checks=MEMORY_MODEL)
-    emulator.register(out.ctypes.data, out.nbytes)
-    parameters = int(out.ctypes.data).to_bytes(8, "little")
-    emulator.launch(
-        kernel(body + SEND + WAIT + BACK),
-        "probe",
-        grid=(2, 1, 1),
-        block=(32, 1, 1),
-        cluster=(2, 1, 1),
-        parameters=parameters,
-    )
+    body += SEND + WAIT + BACK
     if fence:
-        emulator.run()
+        watched(body)
         return
     with pytest.raises(MemoryModelError, match="initialisation nothing orders"):
-        emulator.run()
+        watched(body)

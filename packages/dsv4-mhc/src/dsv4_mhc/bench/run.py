@@ -133,6 +133,30 @@ def call(case: str, o: Operands) -> None:
         )
 
 
+def rotating(tokens: int, hidden: int) -> list[Operands]:
+    """Sets of operands that exceed the L2, at most `SETS`."""
+    one = 11 * tokens * hidden * 2
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    wanted = min(SETS, max(2, round(L2_TIMES * l2 / one) + 1))
+    return [Operands(tokens, hidden, make_weights(hidden)) for _ in range(wanted)]
+
+
+def report_of(
+    name: str, measured_on: dict[str, Any], rows: list[dict[str, Any]], found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A result file's contents: rows and checks, and what, when and on what this command measured."""
+    return {
+        "name": name,
+        "machine": measured_on,
+        "versions": versions(),
+        "command": "dsv4-mhc " + shlex.join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+        "checks": found,
+        "schema": 1,
+    }
+
+
 def run(
     tokens: Sequence[int],
     hidden: Sequence[int],
@@ -147,15 +171,12 @@ def run(
     """
     if not torch.cuda.is_available():
         raise UnsupportedError("bench needs a CUDA device, and torch sees none")
-    properties = torch.cuda.get_device_properties(0)
     bandwidth = copy_bandwidth()
     rows: list[dict[str, Any]] = []
     names = [name for name in STREAM_UNITS if cases is None or name.startswith(tuple(cases))]
     for width in hidden:
         for count in tokens:
-            one = 11 * count * width * 2
-            wanted = min(SETS, max(2, round(L2_TIMES * properties.L2_cache_size / one) + 1))
-            sets = [Operands(count, width, make_weights(width)) for _ in range(wanted)]
+            sets = rotating(count, width)
             tasks: dict[str, list[Callable[[], None]]] = {
                 name: [partial(call, name, operands) for operands in sets] for name in names
             }
@@ -174,16 +195,8 @@ def run(
                 progress(str(row))
             del sets, tasks
     errors = [row for width in hidden for row in coefficient_errors(width)]
-    return {
-        "name": "mhc",
-        "machine": {**machine(), "copy_bytes_per_us": bandwidth},
-        "versions": versions(),
-        "command": "dsv4-mhc " + shlex.join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "rows": [*rows, *errors],
-        "checks": checks(rows, errors),
-        "schema": 1,
-    }
+    measured_on = {**machine(), "copy_bytes_per_us": bandwidth}
+    return report_of("mhc", measured_on, [*rows, *errors], checks(rows, errors))
 
 
 def machine() -> dict[str, Any]:

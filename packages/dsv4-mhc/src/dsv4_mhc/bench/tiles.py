@@ -7,11 +7,8 @@ shows here, where a tolerance would hide it. The times are what `plan.PREFERRED`
 
 from __future__ import annotations
 
-import datetime
 import multiprocessing
 import os
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -20,7 +17,7 @@ from typing import Any
 import torch
 
 from dsv4_mhc.bench.checks import at_most
-from dsv4_mhc.bench.run import Operands, call, machine, make_weights, versions
+from dsv4_mhc.bench.run import Operands, call, machine, report_of, rotating
 from dsv4_mhc.bench.timing import graph_median
 from dsv4_mhc.compile import compile_variant, device_arch, seam_variant
 from dsv4_mhc.errors import UnsupportedError
@@ -42,8 +39,6 @@ CLUSTERS = (2, 4, 8)
 TOKENS = (8, 16, 32, 48, 64, 80, 96)
 STAGES = (2, 3)
 DEPTHS = (2, 3)
-COLD_BYTES = 150_000_000
-"""A round of operands: more than twice an L2."""
 CLOSE = 1.05
 """The tile that is chosen takes at most so much of the fastest one's time."""
 
@@ -93,8 +88,7 @@ def differing(case: str, sets: Sequence[Operands], wanted: list[torch.Tensor], r
 
 def _rows(kernel: Kernel, hidden: int, count: int, runs: int, samples: int) -> Iterator[dict[str, Any]]:
     case = CASES[kernel]
-    size = 11 * count * hidden * 2
-    sets = [Operands(count, hidden, make_weights(hidden)) for _ in range(max(2, -(-COLD_BYTES // size)))][:64]
+    sets = rotating(count, hidden)
     call(case, sets[0])
     wanted = [result.clone() for result in _results(sets[0])]
     chosen = choose_tile(kernel, hidden, count)
@@ -159,13 +153,4 @@ def run(
                     for row in _rows(kernel, width, count, runs, samples):
                         rows.append(row)
                         progress(str(row))
-    return {
-        "name": "mhc-tiles",
-        "machine": machine(),
-        "versions": versions(),
-        "command": "dsv4-mhc " + shlex.join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-        "checks": checks(rows),
-        "schema": 1,
-    }
+    return report_of("mhc-tiles", machine(), rows, checks(rows))

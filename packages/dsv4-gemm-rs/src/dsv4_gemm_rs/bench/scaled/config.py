@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 from dsv4_symm_mem.errors import ArgumentError
 
-from dsv4_gemm_rs.kernels.sm90.config import RESERVED_BYTES, SHARED_BYTES, THREADS_PER_GROUP
+from dsv4_gemm_rs.kernels.sm90.config import RESERVED_BYTES, SHARED_BYTES, KernelConfig
+from dsv4_gemm_rs.quantize.layout import ATOM_BYTES
+from dsv4_gemm_rs.quantize.rule import BLOCK
 
 TILE_M = 128
 GROUP_ROWS = 64
 """Rows of a math warpgroup."""
-MATH_GROUPS = 2
 TILE_K = 128
 """Elements of K per stage: a row of the 128-byte swizzle, an atom of scales."""
-BLOCK = 32
-"""Elements that share a scale, and the K of an instruction."""
 STEPS = TILE_K // BLOCK
-ATOM_BYTES = 512
-"""x's scales of a stage."""
+"""Instructions' K of a stage: a block of elements that share a scale."""
 MAX_REGISTERS = 192
 """Of a math thread, for accumulators and products; it has 232."""
 
@@ -75,19 +73,9 @@ class ScaledConfig:
         return min(8, (SHARED_BYTES - 2 * RESERVED_BYTES) // self.stage_bytes)
 
     @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return (MATH_GROUPS + 1) * THREADS_PER_GROUP
-
-    @property
-    def math_registers(self) -> int:
-        """Registers of a math thread."""
-        return 232
-
-    @property
-    def service_registers(self) -> int:
-        """Registers of a thread of the loading warpgroup."""
-        return 40
+    def rows(self) -> KernelConfig:
+        """A math warpgroup's rows of a tile as the BF16 kernel's tile: accumulators, threads, registers."""
+        return KernelConfig(GROUP_ROWS, self.tile_n)
 
 
 CONFIGS = (

@@ -33,17 +33,16 @@ from dsv4_symm_mem.device.fences import fence_proxy_async_shared
 from dsv4_symm_mem.device.roles import advance
 
 from dsv4_gemm_rs.bench.scaled.config import (
-    ATOM_BYTES,
-    BLOCK,
     GROUP_ROWS,
-    MATH_GROUPS,
     STEPS,
     TILE_K,
     TILE_M,
     ScaledConfig,
 )
-from dsv4_gemm_rs.kernels.sm90.config import THREADS_PER_GROUP, WARPS_PER_GROUP, KernelConfig
+from dsv4_gemm_rs.kernels.sm90.config import MATH_GROUPS, THREADS_PER_GROUP, WARPS_PER_GROUP
 from dsv4_gemm_rs.kernels.sm90.epilogue import accumulator_index, store_rows
+from dsv4_gemm_rs.quantize.layout import ATOM_BYTES
+from dsv4_gemm_rs.quantize.rule import BLOCK
 
 K_MAJOR = cute.nvgpu.OperandMajorMode.K
 EXPONENT = 0x7F800000
@@ -166,7 +165,7 @@ class ScaledProduct:
         self.kernel(
             *(x_atom, x_tensor, w_atom, w_tensor, x_scales, w_scales, mma, x_layout, w_layout),
             *(out_address, m, n, k),
-        ).launch(grid=(grid, 1, 1), block=(config.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
+        ).launch(grid=(grid, 1, 1), block=(config.rows.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
 
     @cute.kernel
     def kernel(
@@ -211,7 +210,7 @@ class ScaledProduct:
         column_tiles = (n + config.tile_n - 1) // config.tile_n
         k_tiles = k // TILE_K
         if warp >= MATH_GROUPS * WARPS_PER_GROUP:
-            cute.arch.warpgroup_reg_dealloc(config.service_registers)
+            cute.arch.warpgroup_reg_dealloc(config.rows.service_registers)
             if warp == MATH_GROUPS * WARPS_PER_GROUP:
                 sources = Sources(x_atom, x_tensor, w_atom, w_tensor, x_scales, w_scales)
                 stage, phase = Int32(0), Int32(0)
@@ -223,11 +222,10 @@ class ScaledProduct:
                     )
                     tile += workers
         else:
-            cute.arch.warpgroup_reg_alloc(config.math_registers)
+            cute.arch.warpgroup_reg_alloc(config.rows.math_registers)
             group = cute.arch.make_warp_uniform(thread // THREADS_PER_GROUP)
             stage, phase = Int32(0), Int32(0)
             tile = Int32(worker)
-            own = cutlass.const_expr(KernelConfig(GROUP_ROWS, config.tile_n))
             accumulators = cute.make_rmem_tensor(GROUP_ROWS * config.tile_n // THREADS_PER_GROUP, Float32)
             while tile < row_tiles * column_tiles:
                 row_tile, column_tile = tile_at(tile, row_tiles, column_tiles)
@@ -235,7 +233,7 @@ class ScaledProduct:
                     config, ring, mma, accumulators, group, thread % THREADS_PER_GROUP, k_tiles, stage, phase
                 )
                 store_rows(
-                    own,
+                    config.rows,
                     accumulators,
                     out,
                     Int64(n),
@@ -386,7 +384,6 @@ def promote(
     piece: int,
 ) -> None:
     """Add a piece's sums, times their scales, to the accumulators."""
-    own = KernelConfig(GROUP_ROWS, config.tile_n)
     blocks = config.piece_n // BLOCK
     first = step * config.column_blocks + piece * blocks
     factors = [load_shared_4(w_scales + (first + block) * 4).bitcast(Float32) for block in range(blocks)]
@@ -395,8 +392,8 @@ def promote(
         for block in range(blocks):
             factor = row_factor * factors[block]
             for element in range(8):
-                held = element % 2 + 2 * half + 4 * (4 * block + element // 2)
-                kept = accumulator_index(own, 0, piece * blocks + block, half, element)
+                held = accumulator_index(config.rows, 0, block, half, element)
+                kept = accumulator_index(config.rows, 0, piece * blocks + block, half, element)
                 accumulators[kept] = accumulators[kept] + product[held] * factor
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from dsv4_gemm_rs.bench.scaled.config import BLOCK, STEPS, ScaledConfig
+from dsv4_gemm_rs.bench.scaled.config import STEPS, ScaledConfig
+from dsv4_gemm_rs.quantize.rule import BLOCK
 
 
 def packed_scales(scale: torch.Tensor, config: ScaledConfig) -> torch.Tensor:

@@ -31,7 +31,7 @@ from dsv4_gemm_rs.bench.report import (
     this_command,
     today,
 )
-from dsv4_gemm_rs.bench.scaled.config import BLOCK, CONFIGS, ScaledConfig
+from dsv4_gemm_rs.bench.scaled.config import CONFIGS, ScaledConfig
 from dsv4_gemm_rs.bench.scaled.packing import packed_scales
 from dsv4_gemm_rs.bench.timing import Phase, Step, time_case
 from dsv4_gemm_rs.dispatch import Path, Problem
@@ -43,6 +43,7 @@ from dsv4_gemm_rs.quantize import (
     quantize_mxfp8,
     round_trip_mxfp8,
 )
+from dsv4_gemm_rs.quantize.rule import BLOCK
 from dsv4_gemm_rs.reference import tolerance
 from dsv4_gemm_rs.weights import WeightKind
 from dsv4_gemm_rs.workspace import Workspace
